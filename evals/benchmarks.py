@@ -3,7 +3,7 @@
 Raise an entry's `version` whenever a change to it may move a score; the version goes into every result.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +32,7 @@ class Benchmark:
         num_samples: per problem, the k of avg@k.
         temperature, top_p: of sampling.
         max_tokens: length limit of a response.
-        batch_samples: about how many responses one call of the engine generates; results are saved after each call.
+        batch_samples: about how many responses one call of the engine generates; what a kill can cost.
         num_problems: how many the full set has, None where that depends on options.
     """
 
@@ -54,8 +54,10 @@ class Benchmark:
 def maths_row(
     *, question: tuple[str, ...], answer: tuple[str, ...], id: tuple[str, ...] = (), keep: tuple[str, ...] = ()
 ) -> RowParser:
-    """A parser for rows with one gold answer. Each argument lists the names a column has in the copies of the set;
-    `keep` columns go to the metadata."""
+    """A parser for rows with one gold answer.
+
+    Each argument lists the names that a column has in the copies of the set; `keep` columns go to the metadata.
+    """
 
     def parse(row: dict[str, Any], fallback_id: str) -> Problem:
         identifier = next((str(row[name]) for name in id if row.get(name) is not None), fallback_id)
@@ -70,7 +72,7 @@ def olympiadbench_row(row: dict[str, Any], fallback_id: str) -> Problem:
     answers = column(row, "final_answer", "answer")
     if isinstance(answers, str):
         answers = [answers]
-    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and a.strip() for a in answers):
+    if not isinstance(answers, list) or not all(isinstance(a, str) and a.strip() for a in answers) or not answers:
         raise RowError("column 'final_answer' is not a list of texts")
     question = text(row, "question", "problem")
     if isinstance(row.get("context"), str) and row["context"].strip():
@@ -113,9 +115,7 @@ BENCHMARKS: dict[str, Benchmark] = {
                 revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
                 files=("math500",),
             ),
-            parse=maths_row(
-                question=("problem",), answer=("answer",), id=("unique_id",), keep=("subject", "level")
-            ),
+            parse=maths_row(question=("problem",), answer=("answer",), id=("unique_id",), keep=("subject", "level")),
             num_problems=500,
         ),
         Benchmark(
@@ -144,9 +144,7 @@ BENCHMARKS: dict[str, Benchmark] = {
                 revision="563bb8404243c5f09de6ec262f2db674fe5bce9b",
                 files=("aime25",),
             ),
-            parse=maths_row(
-                question=("problem", "question"), answer=("answer", "expected_answer"), id=("id", "ID")
-            ),
+            parse=maths_row(question=("problem", "question"), answer=("answer", "expected_answer"), id=("id", "ID")),
             num_samples=32,
             num_problems=30,
         ),
@@ -170,9 +168,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             source=Source(  # no revision known to us: the newest
                 hub_id="math-ai/minervamath", split="test", files=("minerva_math",)
             ),
-            parse=maths_row(
-                question=("problem", "question"), answer=("answer",), id=("idx",), keep=("type",)
-            ),
+            parse=maths_row(question=("problem", "question"), answer=("answer",), id=("idx",), keep=("type",)),
             num_problems=272,
         ),
         Benchmark(  # source and parser depend on the release and the window: see `load_benchmark`
@@ -215,13 +211,27 @@ def load_benchmark(
     window: str | None = None,
     report: LoadReport | None = None,
 ) -> list[Problem]:
-    """The problems of a benchmark in their order, the first `limit` of them.
+    """The problems of a benchmark in their order, the first `limit` of them: `iter_benchmark` as a list."""
+    return list(iter_benchmark(name, data_dir=data_dir, limit=limit, release=release, window=window, report=report))
+
+
+def iter_benchmark(
+    name: str,
+    *,
+    data_dir: Path | str | None = None,
+    limit: int | None = None,
+    release: str | None = None,
+    window: str | None = None,
+    report: LoadReport | None = None,
+) -> Iterator[Problem]:
+    """Yield the problems of a benchmark one at a time.
 
     Looks under `data_dir` first, then on the hub. `release` (v1..v6) and `window` (`2408-2502`) choose among the
     LiveCodeBench problems. `report` is filled with the source and the number of rows left out.
 
     Raises:
-        ValueError: unknown benchmark, release or window; options that the benchmark does not have; no usable row.
+        ValueError: unknown benchmark, release or window; options that the benchmark does not have; two problems
+            of one id; no usable row.
         SourceUnavailable: the problems can be read from neither place.
     """
     entry = get_benchmark(name)
@@ -230,30 +240,22 @@ def load_benchmark(
         raise ValueError(f"{name} has neither releases nor date windows; only livecodebench has")
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, not {limit}")
+    source, parse = entry.source, entry.parse
     if name == "livecodebench":
         release = release or DEFAULT_RELEASE
-        source: Source | None = livecodebench.source(release)
-        parse: RowParser | None = livecodebench.row_parser(release, window)
-    else:
-        source, parse = entry.source, entry.parse
+        source, parse = livecodebench.source(release), livecodebench.row_parser(release, window)
     if source is None or parse is None:
-        problems = generate(name, "test", min(limit or NUM_GENERATED, NUM_GENERATED), GENERATED_SEED)
-        report.source, report.rows = f"generated with seed {GENERATED_SEED}", len(problems)
-        return problems
-    problems = []
-    for problem in read_problems(name, source, parse, data_dir=data_dir, report=report):
-        problems.append(problem)
-        if len(problems) == limit:
-            break
-    if not problems:
-        raise ValueError(f"{name}: no problem of release {release} in window {window} in {report.source}")
-    _check_ids(name, problems)
-    return problems
-
-
-def _check_ids(name: str, problems: list[Problem]) -> None:
+        report.source = f"generated with seed {GENERATED_SEED}"
+        report.rows = min(limit or NUM_GENERATED, NUM_GENERATED)
+        yield from generate(name, "test", report.rows, GENERATED_SEED)
+        return
     seen: set[str] = set()
-    for problem in problems:
+    for problem in read_problems(name, source, parse, data_dir=data_dir, report=report):
         if problem.id in seen:
-            raise ValueError(f"{name}: two problems have the id {problem.id!r}; results would be mixed up")
+            raise ValueError(f"{name}: two problems have the id {problem.id!r}; their results would be mixed up")
         seen.add(problem.id)
+        yield problem
+        if len(seen) == limit:
+            return
+    if not seen:
+        raise ValueError(f"{name}: no problem of release {release} in window {window} in {report.source}")

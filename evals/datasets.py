@@ -1,8 +1,8 @@
-"""The training sets: one entry each, in the form of the benchmarks, with a held-out split that training never sees.
+"""The training sets: entries in the form of the benchmarks, with a held-out split that training never sees.
 
-Real sets are cleaned the same way: repeated questions are kept once, and questions that come with different answers are
-dropped; both are counted. Where a set has no held-out split, one is cut off by a hash of the question, so that it is the
-same whatever the order of the rows.
+Real sets are cleaned the same way: repeated questions are kept once, and questions that come with different answers
+are dropped; both are counted. The held-out split of a real set is cut off by a hash of the question, so that it is
+the same whatever the order of the rows.
 """
 
 import hashlib
@@ -46,8 +46,8 @@ class DataSet:
 def dapo_row(row: dict[str, Any], fallback_id: str) -> Problem:
     """DAPO-17k as published: a chat list and `reward_model.ground_truth`.
 
-    The published prompt asks for a last line `Answer: ...`; that instruction is taken off, because the template of the
-    run states its own.
+    The published prompt asks for a last line `Answer: ...`; that instruction is taken off, because the template of
+    the run states its own.
     """
     messages = column(row, "prompt")
     if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
@@ -122,9 +122,7 @@ DATASETS: dict[str, DataSet] = {
             title="DeepMath, 200 rows",
             version="1",
             source=Source(files=("train_sample_deepmath_roll",)),
-            parse=maths_row(
-                question=("prompt",), answer=("ground_truth",), id=("id",), keep=("source", "difficulty")
-            ),
+            parse=maths_row(question=("prompt",), answer=("ground_truth",), id=("id",), keep=("source", "difficulty")),
         ),
     )
 }
@@ -196,8 +194,8 @@ def load_heldout(
 def clean(problems: Iterable[Problem], report: LoadReport) -> list[Problem]:
     """Keep each question once, in order of first appearance; drop those that come with different answers.
 
-    Questions are the same when they differ in white space alone. Counts go to `report`: `duplicates` are rows beyond
-    the first with the same answer, `conflicting` are rows of dropped questions.
+    Questions are the same when they differ in white space alone. Counts go to `report`: `duplicates` are rows
+    beyond the first with the same answer, `conflicting` are rows of dropped questions.
     """
     first: dict[str, Problem] = {}
     counts: dict[str, int] = {}

@@ -1,7 +1,8 @@
 """LiveCodeBench: releases, date windows and hidden tests.
 
 A release holds all contest problems up to its month; papers score windows of contest dates inside one. Every score
-states both. Hidden tests are JSON, or base64 of zlib of a pickled JSON text; the pickle is read with every class refused.
+states both. Hidden tests are JSON, or base64 of zlib of a pickled JSON text; the pickle is read with every class
+refused.
 """
 
 import base64
@@ -72,7 +73,7 @@ def parse_window(window: str) -> Window:
 
 
 def row_parser(release: str, window: str | None = None) -> Callable[[dict[str, Any], str], Problem | None]:
-    """A function from a row to a problem, or to None where the contest lies outside the release or the window."""
+    """A function from a row to a problem, or to None where the contest is outside the release or the window."""
     end_of_release = RELEASE_ENDS[release]
     span = parse_window(window) if window else None
 
@@ -176,7 +177,7 @@ def _test_list(value: Any, name: str) -> list[dict[str, str]]:
     if not isinstance(value, list):
         raise RowError(f"{name} holds a {type(value).__name__}, not a list of tests")
     for test in value:
-        if not isinstance(test, dict) or not all(isinstance(test.get(key), str) for key in ("input", "output")):
+        if not isinstance(test, dict) or not all(isinstance(test.get(k), str) for k in ("input", "output")):
             raise RowError(f"{name} holds a test without texts 'input' and 'output'")
     return value
 

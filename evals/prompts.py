@@ -1,8 +1,8 @@
 """Prompt templates: how a problem becomes the text that is tokenised, with the extractor that belongs to it.
 
-A template has a way of asking (the sentence for maths) and a wrapper (plain text, the tokenizer's chat template, or the
-ChatML that Qwen2.5-Math was trained with). Code problems keep the wrapper and ask for a program instead of a boxed
-answer, so that one template serves every benchmark of a run.
+A template has a way of asking (the sentence for maths) and a wrapper (plain text, the tokenizer's chat template, or
+the ChatML that Qwen2.5-Math was trained with). Code problems keep the wrapper and ask for a program instead of a
+boxed answer, so that one template serves every benchmark of a run.
 
 The system sentence of `qwen_math` is the model's own standard. The other sentences are ours: they ask for the format
 that the DAPO and Polaris recipes ask for, not in their words.
@@ -18,12 +18,12 @@ BOXED_SYSTEM = "Work through the problem one step at a time and end with the fin
 CODE_SYSTEM = "You write correct and efficient Python programs."
 
 CODE_STDIN = (
-    "{question}\n\nWrite a Python program for this task. It reads its input from standard input and prints nothing "
-    "but what the task asks for. Reply with the whole program in one ```python code block."
+    "{question}\n\nWrite a Python program for this task. It reads its input from standard input and prints "
+    "nothing but what the task asks for. Reply with the whole program in one ```python code block."
 )
 CODE_STARTER = (
-    "{question}\n\nComplete the Python code below, keeping its names and signature:\n```python\n{starter}\n```\n"
-    "Reply with the whole program in one ```python code block."
+    "{question}\n\nComplete the Python code below, keeping its names and signature:\n"
+    "```python\n{starter}\n```\nReply with the whole program in one ```python code block."
 )
 
 
@@ -87,11 +87,12 @@ TEMPLATES = {
         Template("qwen_math", system=QWEN_MATH_SYSTEM, wrapper="chatml"),
         Template(
             "dapo",
-            maths="Work through this problem step by step. Make the last line of your reply `Answer: $Answer`, where "
-            "$Answer stands for the result.\n\n{question}\n\nThe answer belongs on a line of its own after `Answer:`.",
+            maths="Work through this problem step by step. Make the last line of your reply `Answer: $Answer`, "
+            "where $Answer stands for the result.\n\n{question}\n\n"
+            "The answer belongs on a line of its own after `Answer:`.",
             extractor="answer_line",
         ),
-        Template("polaris", maths="{question} Think it through step by step and give the final answer in \\boxed{}."),
+        Template("polaris", maths="{question} Think step by step and give the final answer in \\boxed{}."),
     )
 }
 

@@ -1,7 +1,7 @@
 """Where rows come from: a file under `--data-dir` first, else the Hugging Face hub.
 
-Rows are read one at a time. A row that cannot be used is reported with its file and line number and counted; it never
-vanishes silently.
+Rows are read one at a time. A row that cannot be used is reported with its file and line number and counted; it
+never vanishes silently.
 """
 
 import gzip
@@ -33,8 +33,7 @@ class Source:
     """One table of rows.
 
     Attributes:
-        hub_id, config, split, revision: the data set on the hub; `revision` None is its newest state, whose content is
-            then told by the digest in the results only.
+        hub_id, config, split, revision: the data set on the hub; with `revision` None, its newest state.
         files: names looked for under the data directory, in order, each with one of `SUFFIXES`.
         parts: names that together make the table; used when all of them are there and none of `files` is.
         stream: read the hub's copy without downloading it whole (hidden tests of gigabytes).
@@ -82,30 +81,35 @@ def read_problems(
 
     Raises:
         SourceUnavailable: neither a local file nor the hub can be read.
-        ValueError: not one row could be used.
+        ValueError: there are no rows, or not one could be used.
     """
     report = report if report is not None else LoadReport()
     num_kept = 0
-    for where, row in _read_rows(name, source, data_dir, report):
-        try:
-            problem = parse(row, f"{name}-{report.rows - 1}")
-        except RowError as error:
-            report.bad.append(f"{where}: {error}")
-            continue
-        if problem is not None:
-            num_kept += 1
-            yield problem
-    if report.bad:
-        message = f"{name}: {len(report.bad)} of {report.rows} rows cannot be used: {quote(report.bad)}"
-        if not num_kept:
-            raise ValueError(message)
-        log.warning(message)
+    try:
+        for where, row in _read_rows(name, source, data_dir, report):
+            try:
+                problem = parse(row, f"{name}-{report.rows - 1}")
+            except RowError as error:
+                report.bad.append(f"{where}: {error}")
+                continue
+            if problem is not None:
+                num_kept += 1
+                yield problem
+    finally:  # also when the caller has enough and stops early
+        if report.bad and num_kept:
+            log.warning(_left_out(name, report))
+    if not num_kept and (report.bad or not report.rows):
+        raise ValueError(_left_out(name, report) if report.bad else f"{name}: no rows in {report.source}")
 
 
 def quote(messages: list[str]) -> str:
     """The first few of a list of messages, and how many more there are."""
     more = f"; and {len(messages) - NUM_SHOWN} more" if len(messages) > NUM_SHOWN else ""
     return "; ".join(messages[:NUM_SHOWN]) + more
+
+
+def _left_out(name: str, report: LoadReport) -> str:
+    return f"{name}: {len(report.bad)} of {report.rows} rows cannot be used: {quote(report.bad)}"
 
 
 def column(row: dict[str, Any], *names: str) -> Any:

@@ -1,6 +1,6 @@
 """The graders' front door: mark a completion as maths or as code, whichever the problem is.
 
-The graders themselves (`math`, `code`) are imported on first use, so that importing this package costs nothing.
+The graders (`math`, `code`) are imported on first use, so that importing this package costs nothing.
 """
 
 import os
@@ -14,8 +14,8 @@ from evals.problems import Problem
 __all__ = ["EXTRACTORS", "Grade", "TestResult", "grade", "grade_many"]
 
 EXTRACTORS = ("any", "answer_line")
-"""How a maths answer is found. `any`: whatever `math.extract_answer` accepts, the last `\\boxed{}` first.
-`answer_line`: the last line `Answer: ...`, else as `any`. Programs are always found by `code.extract_program`."""
+"""How a maths answer is found. `any`: whatever `math.extract_answer` accepts. `answer_line`: the last line
+`Answer: ...`, else as `any`. Programs are always found by `code.extract_program`."""
 
 _ANSWER_LINE = re.compile(r"^[\s*#>_]*answer[*_]*\s*:[*_]*[ \t]*(\S.*?)\s*$", re.IGNORECASE | re.MULTILINE)
 
@@ -46,7 +46,7 @@ def grade_many(
 ) -> list[Grade]:
     """Mark each completion against the problem at the same index, in order; the reward of the trainer.
 
-    Programs run up to `num_threads` at a time (default: `OMP_NUM_THREADS`, else the cores of the machine).
+    Up to `num_threads` are marked at a time (default: `OMP_NUM_THREADS`, else the cores of the machine).
 
     Raises:
         ValueError: the two sequences differ in length; unknown extractor.
@@ -59,14 +59,14 @@ def grade_many(
 
     pairs = list(zip(completions, problems, strict=True))
     num_threads = num_threads or thread_budget()
-    if num_threads > 1 and any(problem.is_code for problem in problems):
+    if num_threads > 1 and len(pairs) > 1:
         with ThreadPoolExecutor(num_threads) as pool:
             return list(pool.map(mark, pairs))
     return [mark(pair) for pair in pairs]
 
 
 def thread_budget() -> int:
-    """Threads that this process may keep busy: `OMP_NUM_THREADS` (Ray sets it to a task's CPUs), else the cores."""
+    """Threads that this process may keep busy: `OMP_NUM_THREADS` (Ray sets it to a task's CPUs), else all cores."""
     stated = os.environ.get("OMP_NUM_THREADS", "")
     return max(1, int(stated)) if stated.isdigit() else os.cpu_count() or 1
 
