@@ -19,9 +19,7 @@ class SignMass(NamedTuple):
     negative: float
 
 
-def length_statistics(
-    lengths: Tensor, advantages: Tensor, group_ids: Tensor, truncated: Tensor
-) -> dict[str, float]:
+def length_statistics(lengths: Tensor, advantages: Tensor, group_ids: Tensor, truncated: Tensor) -> dict[str, float]:
     """Length statistics under the names of `trainers.metric_names`.
 
     Group CV is the population std over the mean within a group, averaged over groups. The sign-length gap is
@@ -83,9 +81,7 @@ def sign_mass(
     for rule in RULES:
         weights = token_weights(lengths, advantages.double(), group_ids, rule, scope, max_length)
         signed = weights * lengths * advantages
-        masses[rule] = SignMass(
-            positive=float(signed.clamp(min=0).sum()), negative=float(-signed.clamp(max=0).sum())
-        )
+        masses[rule] = SignMass(positive=float(signed.clamp(min=0).sum()), negative=float(-signed.clamp(max=0).sum()))
     return masses
 
 

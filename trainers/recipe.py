@@ -79,8 +79,7 @@ class Recipe:
             raise ValueError(f"top_p must lie in (0, 1], not {self.top_p}")
         if self.prompts_per_step % self.update_prompts:
             raise ValueError(
-                f"prompts_per_update ({self.prompts_per_update}) must divide "
-                f"prompts_per_step ({self.prompts_per_step})"
+                f"prompts_per_update ({self.prompts_per_update}) must divide prompts_per_step ({self.prompts_per_step})"
             )
 
     @property

