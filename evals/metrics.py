@@ -54,7 +54,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def bootstrap_interval(
-    values: Sequence[float], *, level: float = 0.95, num_resamples: int = 2000, seed: int = 0
+    values: Sequence[float], *, level: float = 0.95, num_resamples: int = 1000, seed: int = 0
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean, resampling problems; the same for the same seed.
 
