@@ -1,0 +1,164 @@
+"""Run one program in the child that was forked and confined for it; the last thing this process does.
+
+The channel carries one JSON object per line: the job in, then, for a function, one request in and one reply out per
+test. Whatever the program does to this code it does to itself: the parent holds the expected outputs, and reads what
+comes back as the program's claim about its output, nothing more.
+"""
+
+import _sitebuiltins
+import atexit
+import builtins
+import importlib
+import io
+import json
+import math
+import os
+import resource
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+CHANNEL = 3
+RECURSION_LIMIT = 50_000
+
+# Modules whose public names LeetCode solutions take for granted, in the order in which they shadow one another.
+_STARRED = (
+    "typing", "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics",
+    "itertools", "functools", "operator", "io", "sys", "json",
+)  # fmt: skip
+
+
+def make_prelude() -> dict[str, Any]:
+    """The names a program finds defined when it may assume LeetCode's imports: `from typing import *` and so on."""
+    names: dict[str, Any] = {}
+    for module in map(importlib.import_module, _STARRED):
+        public = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+        names.update({name: getattr(module, name) for name in public})
+    names = {name: value for name, value in names.items() if not hasattr(builtins, name)}
+    return names | {name: importlib.import_module(name) for name in _STARRED}
+
+
+def run(prelude: dict[str, Any], site_packages: list[str]) -> NoReturn:
+    """Read the job from the channel, run it and end the process."""
+    channel = open(CHANNEL, "rb", closefd=False)  # noqa: SIM115  (the process ends before any block would)
+    job = json.loads(channel.readline())
+    _restore_interpreter()
+    if job["packages"]:
+        sys.path.extend(site_packages)
+    is_function = job["fn_name"] is not None
+    module = types.ModuleType("solution" if is_function else "__main__")
+    sys.modules[module.__name__] = module
+    if job["prelude"]:
+        module.__dict__.update(prelude)
+    try:
+        code = compile(job["program"], "<program>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError):
+        _reply({"status": "compile_error"})
+        os._exit(1)
+    if is_function:
+        _serve_calls(code, module, job["fn_name"], job["cpu_s"], channel)
+    _run_main(code, module, job["any_exit_code"])
+
+
+def _restore_interpreter() -> None:
+    """Give the program the interpreter that it would have had: standard streams, `exit`, no leftovers of ours."""
+    encoding: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape"}
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), **encoding)
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), **encoding)
+    sys.stderr = sys.__stderr__ = io.TextIOWrapper(
+        io.BufferedWriter(io.FileIO(2, "w", closefd=False)), encoding="utf-8", errors="backslashreplace"
+    )
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    sys.argv = ["program.py"]
+    sys.set_int_max_str_digits(0)
+    sys.setrecursionlimit(RECURSION_LIMIT)
+
+
+def _run_main(code: types.CodeType, module: types.ModuleType, any_exit_code: bool) -> NoReturn:
+    """Run as a script: then, as the interpreter does, wait for threads, run exit handlers and flush."""
+    exit_code = 0
+    try:
+        exec(code, module.__dict__)
+    except SystemExit as stop:
+        exit_code = 0 if any_exit_code else _exit_code(stop)
+    except BaseException:
+        exit_code = 1
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.__stdout__):
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+    except BaseException:
+        exit_code = exit_code or 120
+    os._exit(exit_code)
+
+
+def _exit_code(stop: SystemExit) -> int:
+    if stop.code is None:
+        return 0
+    return stop.code & 0xFF if isinstance(stop.code, int) else 1
+
+
+def _serve_calls(code: types.CodeType, module: types.ModuleType, name: str, cpu_s: int, channel: Any) -> NoReturn:
+    """Load the program, then answer each request, a list of arguments, with what the function returns."""
+    function: Callable[..., Any] | None = None
+    for request in channel:
+        _allow_cpu(cpu_s)
+        try:
+            if function is None:
+                exec(code, module.__dict__)
+            function = _find_function(module, name)
+            value = function(*json.loads(request))
+        except BaseException:
+            _reply({"status": "runtime_error"})
+            break
+        try:
+            reply = json.dumps({"status": "ok", "value": value, "exact": _is_exact(value)}, default=_as_plain)
+        except BaseException:
+            reply = json.dumps({"status": "not_plain"})
+        _write(reply)
+    os._exit(0)
+
+
+def _allow_cpu(seconds: int) -> None:
+    """Start a test's allowance of CPU time. The hard limit, over all tests, was set before the program could run."""
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (min(hard, math.ceil(time.process_time()) + seconds), hard))
+
+
+def _find_function(module: types.ModuleType, name: str) -> Callable[..., Any]:
+    """A method of a fresh `Solution`, else a function of the module."""
+    solution = getattr(module, "Solution", None)
+    owner = solution() if hasattr(solution, name) else module
+    return getattr(owner, name)
+
+
+def _as_plain(value: Any) -> Any:
+    """NumPy scalars and arrays as numbers and lists; anything else is not data."""
+    if type(value).__module__.partition(".")[0] == "numpy":
+        return value.tolist()
+    raise TypeError(f"not plain data: {type(value).__name__}")
+
+
+def _is_exact(value: Any, depth: int = 0) -> bool:
+    """Whether JSON keeps the value apart from its likes: no tuples below the top, no keys that are not strings."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_exact(item, depth + 1) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return (depth == 0 or isinstance(value, list)) and all(_is_exact(item, depth + 1) for item in value)
+    return True
+
+
+def _reply(message: dict[str, Any]) -> None:
+    _write(json.dumps(message))
+
+
+def _write(line: str) -> None:
+    data = memoryview(line.encode() + b"\n")
+    while data:
+        data = data[os.write(CHANNEL, data) :]
