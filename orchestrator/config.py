@@ -70,7 +70,7 @@ class ModelEntry(_Strict):
 class SamplingEntry(_Strict):
     """How a benchmark is sampled. What is left out takes the benchmark's own default."""
 
-    num_samples: PositiveInt | None = None
+    samples: PositiveInt | None = None
     """Responses per problem, k of avg@k."""
     limit: PositiveInt | None = None
     """Use the first so many problems."""
@@ -219,9 +219,7 @@ def recipe_for(config: Config, grid_name: str, model: str, dataset: str) -> Reci
         for detail in error.errors():
             item: dict[str, Any] = dict(detail)
             # The recipe's own checks name the field first in their message.
-            field = str(item["loc"][0] if item["loc"] else item["msg"].removeprefix("Value error, ")).split()[
-                0
-            ]
+            field = str(item["loc"][0] if item["loc"] else item["msg"].removeprefix("Value error, ")).split()[0]
             layer = next((at for at in layers if config.source.has((*at, field))), layers[-1])
             item["loc"] = item["loc"] or ((field,) if config.source.has((*layer, field)) else ())
             lines += _describe_item(config.source, item, Recipe, layer)

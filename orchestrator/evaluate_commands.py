@@ -103,13 +103,14 @@ def grade(
 ) -> None:
     """Grade saved generations again."""
     from evals.evaluate import rescore
+    from evals.grading.sandbox import SandboxUnavailable
 
     try:
         scores = rescore(
             benchmark, generations,
             data_dir=data_dir, dataset=dataset, template=template, release=release, out=out,
         )  # fmt: skip
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, SandboxUnavailable) as error:
         raise UserError(str(error)) from error
     console = Console()
     console.print(_table({benchmark: scores}))

@@ -141,7 +141,7 @@ def _cell(config: Config, grid_name: str, rule: str, model: str, dataset: str, s
         id=f"{rule}-{model}-{dataset}-s{seed}-{identity(resolved)}",
         config=resolved,
         evaluate_steps=_evaluate_steps(grid, recipe.steps),
-        evaluation=_evaluation(config, grid),
+        evaluation=_evaluation(config, grid, model, dataset),
         model=entry,
         retries=grid.retries,
     )
@@ -153,8 +153,8 @@ def _evaluate_steps(grid: GridEntry, steps: int) -> tuple[int, ...]:
     return tuple(sorted({round(at * steps) if isinstance(at, float) else at for at in places}))
 
 
-def _evaluation(config: Config, grid: GridEntry) -> dict[str, Any]:
-    """Every setting of an evaluation, with the grid's sampling values before the benchmarks' own."""
+def _evaluation(config: Config, grid: GridEntry, model: str, dataset: str) -> dict[str, Any]:
+    """What `evals.evaluate` is asked for, with the grid's sampling values before the benchmarks' own."""
     sampling = set(SamplingEntry.model_fields)
     common = grid.evaluate.model_dump(include=sampling, exclude_none=True)
     benchmarks: list[dict[str, Any]] = []
@@ -162,8 +162,14 @@ def _evaluation(config: Config, grid: GridEntry) -> dict[str, Any]:
         own = config.benchmarks[name].model_dump(exclude_none=True) if name in config.benchmarks else {}
         benchmarks.append({"name": name} | own | common)
     if grid.evaluate.heldout is not None:
-        benchmarks.append({"name": HELDOUT} | common | grid.evaluate.heldout.model_dump(exclude_none=True))
-    return {"benchmarks": benchmarks, "engine": grid.evaluate.engine, "seed": grid.evaluate.seed}
+        own = grid.evaluate.heldout.model_dump(exclude_none=True)
+        benchmarks.append({"name": HELDOUT, "dataset": dataset} | common | own)
+    return {
+        "benchmarks": benchmarks,
+        "template": config.models[model].template,
+        "engine": grid.evaluate.engine,
+        "seed": grid.evaluate.seed,
+    }
 
 
 def _model_identity(config: Config, name: str) -> dict[str, Any]:
@@ -176,9 +182,7 @@ def _model_identity(config: Config, name: str) -> dict[str, Any]:
         folder = config.root / Path(entry.path).expanduser()
         if not folder.is_dir():
             at = ("models", name, "path")
-            raise UserError(
-                config.source.error(at, f"there is no model folder {folder}; make it, or correct the path")
-            )
+            raise UserError(config.source.error(at, f"there is no model folder {folder}; make it, or correct the path"))
     elif entry.package:
         found = importlib.util.find_spec(entry.package)
         if found is None or not found.submodule_search_locations:

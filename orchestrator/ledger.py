@@ -170,13 +170,19 @@ def write_state(folder: CellDir, state: StateName, reason: str) -> None:
 
 
 class MetricsTail:
-    """Reads metrics.jsonl as it grows; only whole lines count. The last value of a step stands."""
+    """Reads metrics.jsonl as it grows; only whole lines count, and the last one of a step stands.
+
+    Attributes:
+        steps: metrics by step, from 1.
+        non_finite: names of the metrics that the trainer left out as NaN or infinite, by step.
+    """
 
     def __init__(self, folder: CellDir) -> None:
         self._path = folder.metrics
         self._offset = 0
         self._inode = 0
         self.steps: dict[int, dict[str, float]] = {}
+        self.non_finite: dict[int, list[str]] = {}
 
     def read(self) -> None:
         """Take in what was added; start over when the file was cut back or replaced."""
@@ -194,7 +200,8 @@ class MetricsTail:
         for line in whole.splitlines():
             try:
                 record = json.loads(line)
-                self.steps[int(record["step"])] = record["metrics"]
+                self.steps[int(record["step"])] = dict(record["metrics"])
+                self.non_finite[int(record["step"])] = record.get("non_finite", [])
             except (ValueError, KeyError, TypeError):
                 continue  # a line torn by a kill; the resumed training writes the step again
 
