@@ -28,6 +28,7 @@ from evals.benchmarks import DEFAULT_RELEASE, Benchmark, get_benchmark, iter_ben
 from evals.datasets import get_dataset, load_heldout
 from evals.engines.interface import Engine, Sample, SamplingParams
 from evals.grading import Grade, grade_many
+from evals.grading.sandbox import SandboxUnavailable, choose_rung
 from evals.problems import Problem
 from evals.prompts import Template, get_template
 from evals.sources import LoadReport, json_lines, quote
@@ -36,12 +37,9 @@ log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 HELDOUT = "heldout"
-GRADER_FAILURES = frozenset({"grader_error", "sandbox_error"})  # not the model's fault: left out of the scores
+UNJUDGED = frozenset({"grader_error", "sandbox_error", "no_tests"})
+"""Verdicts that say nothing about the response: these samples are left out of the scores, and counted."""
 GRADED_AT_ONCE = 64  # samples between two appends
-NO_SANDBOX = (
-    "no sandbox for untrusted programs on this machine; install bubblewrap (its command is bwrap), or use Linux 5.13 "
-    "or later, whose kernel has Landlock"
-)
 
 Progress = Callable[[str, int, int | None], None]
 """Called as progress(benchmark, samples done, samples in all or None when that is not known yet)."""
@@ -112,7 +110,8 @@ def evaluate_checkpoint(
         engine: name of an engine, or one that is loaded already.
         template: prompt template for all benchmarks that do not name their own.
         seed: of sampling; each response has its own stream, from the seed, its prompt and its place.
-        rung: sandbox rung for code (see `evals.grading.sandbox`); None: the best one there is.
+        rung: sandbox rung for code (see `evals.grading.sandbox`); None: the best one there is. Where there is none,
+            code benchmarks go to `not_run` with the remedy, and the others are scored.
 
     Raises:
         ValueError: unknown benchmark, template or setting; two benchmarks of one name; no usable problem.
@@ -132,9 +131,10 @@ def evaluate_checkpoint(
     scored: dict[str, Any] = {}
     not_run: dict[str, str] = {}
     for job in jobs:
-        used_rung = (rung or _available_rung()) if job.entry.grader == "code" else None
-        if job.entry.grader == "code" and used_rung is None:
-            not_run[job.name] = NO_SANDBOX
+        try:
+            used_rung = choose_rung(rung) if job.entry.grader == "code" else None
+        except SandboxUnavailable as error:
+            not_run[job.name] = str(error)
             continue
         identity = job.settings | {"checkpoint": _describe(checkpoint), "engine": kind, "sandbox": used_rung}
         samples = _Samples(out_dir / f"{job.name}.jsonl", identity)
@@ -177,6 +177,7 @@ def rescore(
     Raises:
         ValueError: unknown benchmark or template, or not one row can be graded.
         FileNotFoundError: no such file, or the problems cannot be read.
+        SandboxUnavailable: code, and no sandbox here.
     """
     path = Path(generations)
     if not path.is_file():
@@ -195,9 +196,7 @@ def rescore(
             malformed.append(f"{path}:{number}: {benchmark} has no problem {row['id']!r}")
     if not graded:
         raise ValueError(f"no row of {path} can be graded: {quote(malformed) if malformed else 'the file is empty'}")
-    used_rung = (rung or _available_rung()) if job.entry.grader == "code" else None
-    if job.entry.grader == "code" and used_rung is None:
-        raise ValueError(f"{benchmark} cannot be graded: {NO_SANDBOX}")
+    used_rung = choose_rung(rung) if job.entry.grader == "code" else None
     verdicts = grade_many(
         [row["completion"] for row, _ in graded],
         [problem for _, problem in graded],
@@ -470,7 +469,7 @@ def _score(
 
 
 def _failed(row: dict[str, Any]) -> bool:
-    return row["reason"] in GRADER_FAILURES
+    return row["reason"] in UNJUDGED
 
 
 def _pass_at(correct: list[list[bool]], k: int) -> float | None:
@@ -538,12 +537,6 @@ def _load_engine(checkpoint: Path | str | dict[str, Any], kind: str) -> Engine:
 
     model, tokenizer = load_model(checkpoint, "cuda" if torch.cuda.is_available() else "cpu")
     return make_engine(kind, model, tokenizer)
-
-
-def _available_rung() -> str | None:
-    from evals.grading.sandbox import available_rung
-
-    return available_rung()
 
 
 def _describe(checkpoint: Path | str | dict[str, Any]) -> str:

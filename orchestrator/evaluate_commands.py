@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from orchestrator.config import load_config
 from orchestrator.errors import UserError
@@ -134,7 +134,8 @@ def _find_model(model: str, gguf_file: str | None) -> tuple[str | dict[str, Any]
 
 
 def _table(benchmarks: dict[str, Any]) -> Table:
-    table = Table("benchmark", "score", "standard error", "95 % interval", "problems", "length", "truncated")
+    first = Column("benchmark", no_wrap=True)
+    table = Table(first, "score", "error", "95 % interval", "problems", "tokens", "truncated")
     for name, scores in benchmarks.items():
         low, high = scores["interval_95"]
         table.add_row(

@@ -88,8 +88,6 @@ def _grade_code(completion: str, problem: Problem, rung: str | None, mode: str) 
     from evals.grading.code import extract_program, grade_program
 
     program = extract_program(completion)
-    if program is None:
-        return Grade(correct=False, reason="no_answer")
     verdict = grade_program(
         program,
         problem.tests,
