@@ -19,7 +19,7 @@ from pathlib import Path
 
 MAX_WORKERS = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 START_LIMIT_S = 120.0
-KILL_GRACE_S = 0.5
+KILL_GRACE_S = 60.0  # the worker's own timer ends it; this covers one that could not arm it, and loading a library
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -18,7 +18,7 @@ PARENT_CHECK_S = 2.0
 
 def serve(requests: int, replies: int) -> None:
     """Answers requests from one file descriptor on another until it closes or the parent is gone."""
-    from evals.grading.math_judge import judge_with_algebra
+    from evals.grading.math_algebra import judge_with_algebra
 
     parent = os.getppid()
     os.write(replies, b'{"ready": true}\n')

@@ -1,0 +1,888 @@
+"""Are two expressions the same function? They are read without evaluating any text as code, and probed.
+
+The reader is a recursive-descent parser over normalised text. Rational arithmetic stays exact (`Fraction`); roots,
+exponentials and functions switch to `mpmath` numbers. Two expressions are equal when they agree at random points, at a
+precision that a second, finer evaluation confirms (an identity's difference shrinks with the precision, a small
+true difference does not). Variables take positive values, as the variables of these problems do; where an absolute
+value shows that signs matter they take negative values too, and where floors, factorials or alternating signs show
+that they are whole numbers, whole values are tried before two expressions are called different.
+"""
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+
+import mpmath
+
+from evals.grading.math_text import closing, compact
+from evals.grading.math_numbers import read_number
+
+MAX_BITS = 1 << 17
+MAX_DEPTH = 80
+NUM_POINTS = 6
+DIGITS = 50
+
+Value = Fraction | mpmath.mpf | mpmath.mpc
+Node = Callable[["Point"], Value]
+
+
+class Unreadable(ValueError):
+    """The text is not an expression that this reader knows."""
+
+
+class OutOfRange(ValueError):
+    """A value too large to compute with, such as a power tower."""
+
+
+class Undefined(ValueError):
+    """No value at this point: a pole, or a comparison that has no meaning."""
+
+
+@dataclass
+class Point:
+    """Values for the symbols; `peak_bits` is the size of the largest exact number met on the way."""
+
+    symbols: Mapping[str, Fraction]
+    peak_bits: int = 0
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A readable expression: its value at a point, the symbols it needs, and what it says about their kind."""
+
+    value: Node
+    symbols: frozenset[str]
+    has_absolute_value: bool = False
+    is_discrete: bool = False
+
+
+_FUNCTIONS: dict[str, Callable] = {
+    "sin": mpmath.sin, "cos": mpmath.cos, "tan": mpmath.tan, "cot": mpmath.cot, "sec": mpmath.sec, "csc": mpmath.csc,
+    "arcsin": mpmath.asin, "arccos": mpmath.acos, "arctan": mpmath.atan, "arccot": mpmath.acot, "arcsec": mpmath.asec,
+    "arccsc": mpmath.acsc, "sinh": mpmath.sinh, "cosh": mpmath.cosh, "tanh": mpmath.tanh, "coth": mpmath.coth,
+    "sech": mpmath.sech, "csch": mpmath.csch, "arcsinh": mpmath.asinh, "arccosh": mpmath.acosh, "arctanh": mpmath.atanh,
+    "asin": mpmath.asin, "acos": mpmath.acos, "atan": mpmath.atan, "asinh": mpmath.asinh, "acosh": mpmath.acosh,
+    "atanh": mpmath.atanh, "arsinh": mpmath.asinh, "arcosh": mpmath.acosh, "artanh": mpmath.atanh,
+}  # fmt: skip
+_INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot", "sec": "arcsec", "csc": "arccsc",
+             "sinh": "arcsinh", "cosh": "arccosh", "tanh": "arctanh"}  # fmt: skip
+_NAMED = {*_FUNCTIONS, "ln", "log", "lg", "exp", "sqrt", "cbrt", "abs", "floor", "ceil", "max", "min", "gcd", "lcm", "Re", "Im"}
+_GREEK = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron rho sigma tau upsilon phi chi psi "
+    "omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega"
+).split()
+_LETTERLIKE = {*_GREEK, "hbar", "ell", "partial", "nabla", "odot", "vartheta", "varrho", "varsigma", "angle", "triangle", "star"}
+_DECORATIONS = {"dot": "D1:", "ddot": "D2:", "bar": "bar:", "hat": "hat:", "tilde": "tilde:", "overline": "bar:",
+                "widehat": "hat:", "overrightarrow": "vec:"}  # fmt: skip
+_SPELLED = sorted({*_NAMED, *_GREEK, "pi"} - {"mu", "nu", "xi", "eta", "psi", "chi", "rho", "Re", "Im"}, key=len, reverse=True)
+_TOKEN = re.compile(
+    r"(?P<space>\s+)|(?P<number>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?(?:[eE][-+]?\d+(?![\d.]))?|\.\d+(?:[eE][-+]?\d+)?)"
+    r"|(?P<text>\\text\{[^{}]*\})|(?P<command>\\[A-Za-z]+|\\[{}|])|(?P<word>" + "|".join(_SPELLED) + r")"
+    r"|(?P<letter>[A-Za-z])|(?P<sign>[-+*/^_!'°%|()\[\]{},∞])"
+)
+_DERIVATIVE_TOP = re.compile(r"(?:d|\\partial)\s*(?:\^\s*\{?\s*(\d)\s*\}?)?\s*(.*)", re.DOTALL)
+_DERIVATIVE_BOTTOM = re.compile(r"(?:d|\\partial)\s*(?:[A-Za-z]|\\[a-z]+)\s*(?:\^\s*\{?\s*\d\s*\}?)?")
+_APPLIED = {"f", "g", "F", "G"}
+_WHOLE_NUMBER_LETTERS = set("nmkijlpqrdNMK")
+
+
+@dataclass
+class _Token:
+    kind: str
+    text: str
+    start: int
+    end: int
+
+
+@dataclass
+class _Reader:
+    """One pass over the tokens; each method reads one level of precedence and returns a node."""
+
+    source: str
+    tokens: list[_Token]
+    at: int = 0
+    depth: int = 0
+    open_bars: int = 0
+    symbols: set[str] = field(default_factory=set)
+    has_absolute_value: bool = False
+    is_discrete: bool = False
+
+    def peek(self, ahead: int = 0) -> str:
+        index = self.at + ahead
+        return self.tokens[index].text if index < len(self.tokens) else ""
+
+    def kind(self) -> str:
+        return self.tokens[self.at].kind if self.at < len(self.tokens) else ""
+
+    def take(self, expected: str | None = None) -> _Token:
+        if self.at >= len(self.tokens) or (expected is not None and self.peek() != expected):
+            raise Unreadable(f"expected {expected or 'more'} in {self.source[:80]!r}")
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def sum(self) -> Node:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise Unreadable("nested too deeply")
+        total = self.product()
+        while self.peek() in ("+", "-"):
+            sign = self.take().text
+            total = _binary(_add if sign == "+" else _subtract, total, self.product())
+        self.depth -= 1
+        return total
+
+    def product(self) -> Node:
+        result = self.signed()
+        while True:
+            if self.peek() in ("*", "/"):
+                operator = self.take().text
+                result = _binary(_multiply if operator == "*" else _divide, result, self.signed())
+            elif self.starts_factor():
+                result = _binary(_multiply, result, self.power())
+            else:
+                return result
+
+    def signed(self) -> Node:
+        negative = False
+        while self.peek() in ("+", "-"):
+            negative ^= self.take().text == "-"
+        factor = self.power()
+        return _unary(_negate, factor) if negative else factor
+
+    def starts_factor(self) -> bool:
+        text = self.peek()
+        if text == "|":
+            return self.open_bars == 0
+        return bool(text) and (
+            self.kind() in ("number", "text", "word", "letter")
+            or text in ("(", "[", "{", "\\{", "∞")
+            or (self.kind() == "command" and text not in ("\\}", "\\rfloor", "\\rceil", "\\|", "\\choose", "\\bmod", "\\mod"))
+        )
+
+    def power(self) -> Node:
+        base = self.postfix(self.atom())
+        if self.peek() != "^":
+            return base
+        self.take()
+        exponent = self.exponent()
+        return self.postfix(self.raised(base, exponent))
+
+    def raised(self, base: Node, exponent: Node) -> Node:
+        if _is_negative_constant(base):
+            self.is_discrete = True
+        return _binary(_raise, base, exponent)
+
+    def exponent(self) -> Node:
+        if self.peek() in ("-", "+"):
+            negative = self.take().text == "-"
+            inner = self.exponent()
+            return _unary(_negate, inner) if negative else inner
+        base = self.argument()
+        if self.peek() == "!":
+            base = self.postfix(base)
+        if self.peek() == "^":
+            self.take()
+            return self.raised(base, self.exponent())
+        return base
+
+    def postfix(self, node: Node) -> Node:
+        while self.peek() in ("!", "°", "%"):
+            mark = self.take().text
+            if mark == "!":
+                self.is_discrete = True
+                double = self.peek() == "!"
+                if double:
+                    self.take()
+                node = _unary(_double_factorial if double else _factorial, node)
+            elif mark == "°":
+                node = _unary(lambda x: _real(x) * mpmath.pi / 180, node)
+            else:
+                node = _unary(lambda x: _divide(x, Fraction(100)), node)
+        return node
+
+    def argument(self) -> Node:
+        """A braced group or a single token, as LaTeX commands take."""
+        return self.group() if self.peek() == "{" else self.atom(single=True)
+
+    def group(self) -> Node:
+        self.take("{")
+        node = self.sum()
+        if self.peek() == "\\choose":
+            self.take()
+            self.is_discrete = True
+            node = _binary(_binomial, node, self.sum())
+        self.take("}")
+        return node
+
+    def atom(self, single: bool = False) -> Node:
+        kind, text = self.kind(), self.peek()
+        if kind == "number":
+            number = read_number(self.take().text)
+            if number is None:
+                raise Unreadable(text)
+            return self.mixed(number.value, text, single)
+        if text == "{":
+            return self.group()
+        if text in ("(", "["):
+            self.take()
+            node = self.sum()
+            self.take(")" if text == "(" else "]")
+            return node
+        if text == "\\{":
+            self.take()
+            node = self.sum()
+            self.take("\\}")
+            return node
+        if text == "|":
+            return self.absolute_value()
+        if text in ("\\lfloor", "\\lceil"):
+            self.take()
+            node = self.sum()
+            self.take(text.replace("l", "r", 1))
+            self.is_discrete = True
+            return _unary(_floor if "floor" in text else _ceil, node)
+        if kind in ("word", "command") and text.lstrip("\\") in _NAMED | {"operatorname"}:
+            return self.function(text.lstrip("\\"))
+        if text in ("\\frac", "\\binom"):
+            return self.fraction()
+        if kind in ("letter", "word", "text", "command") or text == "∞":
+            return self.symbol()
+        raise Unreadable(f"{text!r} in {self.source[:80]!r}")
+
+    def mixed(self, whole: Fraction, text: str, single: bool) -> Node:
+        """A number; `1\\frac{4}{5}` and `2 3/4` written as mixed numbers are sums, not products."""
+        if not single and text.isdigit() and self.peek() == "\\frac":
+            rest = re.match(r"\\frac\{\s*(\d+)\s*\}\{\s*(\d+)\s*\}", self.source[self.tokens[self.at].start :])
+            if rest and int(rest[2]) > int(rest[1]):
+                fraction = self.fraction()
+                return _binary(_add, _constant(whole), fraction)
+        if single and len(text) > 1 and text.isdigit() and self.peek(-2) not in ("^", "_"):
+            raise Unreadable("two digits where one token is read")
+        return _constant(whole)
+
+    def absolute_value(self) -> Node:
+        self.take("|")
+        self.open_bars += 1
+        node = self.sum()
+        self.take("|")
+        self.open_bars -= 1
+        self.has_absolute_value = True
+        return _unary(_absolute, node)
+
+    def fraction(self) -> Node:
+        command = self.take()
+        if command.text == "\\frac" and self.peek() == "{":
+            derivative = self.derivative()
+            if derivative is not None:
+                return derivative
+        over, under = self.argument(), self.argument()
+        if command.text == "\\binom":
+            self.is_discrete = True
+            return _binary(_binomial, over, under)
+        return _binary(_divide, over, under)
+
+    def derivative(self) -> Node | None:
+        start = self.tokens[self.at].start
+        middle = closing(self.source, start)
+        if middle is None:
+            raise Unreadable("an open brace")
+        opening = re.compile(r"\s*\{").match(self.source, middle + 1)
+        end = closing(self.source, opening.end() - 1) if opening else None
+        if opening is None or end is None:
+            return None
+        top = _DERIVATIVE_TOP.fullmatch(self.source[start + 1 : middle].strip())
+        if not top or not _DERIVATIVE_BOTTOM.fullmatch(self.source[opening.end() : end].strip()):
+            return None
+        while self.at < len(self.tokens) and self.tokens[self.at].start <= end:
+            self.at += 1
+        return self.named(f"D{top[1] or 1}:{compact(top[2])}")
+
+    def named(self, name: str) -> Node:
+        self.symbols.add(name)
+        return lambda point: point.symbols[name]
+
+    def symbol(self) -> Node:
+        token = self.take()
+        name = token.text.lstrip("\\")
+        if token.kind == "text":
+            name = "text:" + " ".join(token.text[len("\\text{") : -1].lower().split())
+        elif token.kind == "command" and name in _DECORATIONS:
+            inner = self.source_of_argument()
+            name = _DECORATIONS[name] + compact(inner)
+        elif token.kind == "command" and name not in _LETTERLIKE and name not in ("pi", "circ"):
+            raise Unreadable(f"command {token.text}")
+        if self.peek() == "_":
+            self.take()
+            name += "_" + compact(self.source_of_argument())
+        if name == "pi":
+            return lambda point: mpmath.pi + 0
+        order = 0
+        while self.peek() == "'":
+            self.take()
+            order += 1
+        if order:
+            name = f"D{order}:{name}"
+        if name == "e":
+            return lambda point: mpmath.e + 0
+        if name == "i":
+            return lambda point: mpmath.mpc(0, 1)
+        return self.applied(name)
+
+    def source_of_argument(self) -> str:
+        if self.peek() != "{":
+            token = self.take()
+            return token.text
+        start = self.tokens[self.at].start
+        end = closing(self.source, start)
+        if end is None:
+            raise Unreadable("an open brace")
+        while self.at < len(self.tokens) and self.tokens[self.at].start <= end:
+            self.at += 1
+        return self.source[start + 1 : end]
+
+    def applied(self, name: str) -> Node:
+        """A variable, or a function applied: `f(x+1)`, and `I(0)`, which is not a product with zero."""
+        if self.peek() == "(":
+            inside = self.source[self.tokens[self.at].end : _closing_round(self.source, self.tokens[self.at].start)]
+            if name.startswith("D") and ":" in name:
+                self.skip_round(inside)
+                return self.named(name)
+            if read_number(inside) is not None:
+                self.skip_round(inside)
+                return self.named(f"{name}({compact(inside)})")
+            if name in _APPLIED:
+                arguments = self.arguments()
+                return lambda point: _some_function(name, [argument(point) for argument in arguments])
+        return self.named(name)
+
+    def skip_round(self, inside: str) -> None:
+        end = self.tokens[self.at].end + len(inside)
+        while self.at < len(self.tokens) and self.tokens[self.at].start <= end:
+            self.at += 1
+
+    def arguments(self) -> list[Node]:
+        self.take("(")
+        found = [self.sum()]
+        while self.peek() == ",":
+            self.take()
+            found.append(self.sum())
+        self.take(")")
+        return found
+
+    def function(self, name: str) -> Node:
+        self.take()
+        if name == "sqrt":
+            return self.root()
+        base: Node | None = None
+        exponent: Node | None = None
+        for _ in range(2):
+            if self.peek() == "_" and name == "log":
+                self.take()
+                base = self.argument()
+            elif self.peek() == "^":
+                start = self.at
+                self.take()
+                exponent = self.exponent()
+                written = "".join(token.text for token in self.tokens[start + 1 : self.at]).strip("{}")
+                if written == "-1" and name in _INVERSES:
+                    name, exponent = _INVERSES[name], None
+        if name in ("max", "min", "gcd", "lcm"):
+            return self.selection(name)
+        node = self.function_value(name, base, self.function_argument())
+        return node if exponent is None else _binary(_raise, node, exponent)
+
+    def function_argument(self) -> Node:
+        if self.peek() == "{":
+            return self.group()
+        if self.peek() in ("(", "[", "|"):
+            return self.postfix(self.atom())
+        factor = self.signed() if self.peek() == "-" else self.power()
+        while self.starts_factor() and not self.starts_function() and self.peek() not in ("(", "["):
+            factor = _binary(_multiply, factor, self.power())
+        return factor
+
+    def starts_function(self) -> bool:
+        return self.kind() in ("word", "command") and self.peek().lstrip("\\") in _NAMED - {"sqrt"}
+
+    def selection(self, name: str) -> Node:
+        braces = self.peek() == "\\{"
+        if braces:
+            self.take()
+            arguments = [self.sum()]
+            while self.peek() == ",":
+                self.take()
+                arguments.append(self.sum())
+            self.take("\\}")
+        else:
+            arguments = self.arguments()
+        if name in ("gcd", "lcm"):
+            self.is_discrete = True
+        return lambda point: _select(name, [argument(point) for argument in arguments])
+
+    def function_value(self, name: str, base: Node | None, argument: Node) -> Node:
+        if name in ("ln", "log", "lg"):
+            if base is not None:
+                return _binary(_logarithm, argument, base)
+            ten = name == "lg"
+            return _unary(lambda x: _logarithm(x, Fraction(10)) if ten else mpmath.log(_nonzero(x)), argument)
+        if name in ("floor", "ceil"):
+            self.is_discrete = True
+            return _unary(_floor if name == "floor" else _ceil, argument)
+        if name == "abs":
+            self.has_absolute_value = True
+            return _unary(_absolute, argument)
+        if name == "exp":
+            return _unary(lambda x: _raise(mpmath.e + 0, x), argument)
+        if name == "cbrt":
+            return _unary(lambda x: _root(x, Fraction(3)), argument)
+        if name in ("Re", "Im"):
+            return _unary(lambda x: mpmath.re(_real(x)) if name == "Re" else mpmath.im(_real(x)), argument)
+        function = _FUNCTIONS[name]
+        return _unary(lambda x: function(_bounded(_real(x))), argument)
+
+    def root(self) -> Node:
+        degree: Node | None = None
+        if self.peek() == "[":
+            self.take()
+            degree = self.sum()
+            self.take("]")
+        if self.peek() in ("{", "("):
+            radicand = self.atom()
+        elif self.kind() == "number":
+            radicand = self.atom()
+        else:
+            radicand = self.argument()
+        if degree is None:
+            return _unary(lambda x: _root(x, Fraction(2)), radicand)
+        return _binary(_root, radicand, degree)
+
+
+@lru_cache(maxsize=4096)
+def read_expression(text: str) -> Expression:
+    """The expression that a normalised text spells. Raises Unreadable for everything else."""
+    reader = _Reader(text, _tokens(text))
+    if not reader.tokens:
+        raise Unreadable("nothing to read")
+    value = reader.sum()
+    if reader.at != len(reader.tokens):
+        raise Unreadable(f"{reader.peek()!r} after the end of {text[:80]!r}")
+    return Expression(value, frozenset(reader.symbols), reader.has_absolute_value, reader.is_discrete)
+
+
+def _tokens(text: str) -> list[_Token]:
+    tokens, at = [], 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if not match:
+            raise Unreadable(f"{text[at]!r} in {text[:80]!r}")
+        if match.lastgroup != "space":
+            tokens.append(_Token(match.lastgroup or "", match.group(), at, match.end()))
+        at = match.end()
+    return tokens
+
+
+def rename(text: str, old: str, new: str) -> str:
+    """The text with the one-letter variable `old` written `new`. Raises Unreadable like `read_expression`."""
+    pieces = [(new if token.text == old and token.kind == "letter" else token.text) for token in _tokens(text)]
+    return " ".join(pieces)
+
+
+def _closing_round(text: str, start: int) -> int:
+    depth = 0
+    for i in range(start, len(text)):
+        depth += (text[i] == "(") - (text[i] == ")")
+        if depth == 0:
+            return i
+    raise Unreadable("an open parenthesis")
+
+
+# Arithmetic: exact on fractions, mpmath on the rest.
+
+
+def _constant(value: Fraction) -> Node:
+    node: Node = lambda point: value  # noqa: E731
+    node.constant = value  # type: ignore[attr-defined]
+    return node
+
+
+def _is_negative_constant(node: Node) -> bool:
+    constant = getattr(node, "constant", None)
+    return constant is not None and constant < 0
+
+
+def _unary(operation: Callable[[Value], Value], node: Node) -> Node:
+    def value(point: Point) -> Value:
+        return _kept(operation(node(point)), point)
+
+    constant = getattr(node, "constant", None)
+    if constant is not None and operation is _negate:
+        value.constant = -constant  # type: ignore[attr-defined]
+    return value
+
+
+def _binary(operation: Callable[[Value, Value], Value], left: Node, right: Node) -> Node:
+    def value(point: Point) -> Value:
+        return _kept(operation(left(point), right(point)), point)
+
+    return value
+
+
+def _kept(value: Value, point: Point) -> Value:
+    if isinstance(value, Fraction):
+        bits = max(value.numerator.bit_length(), value.denominator.bit_length())
+        if bits > MAX_BITS:
+            raise OutOfRange("a number of too many digits")
+        point.peak_bits = max(point.peak_bits, bits)
+    elif not mpmath.isfinite(value):
+        raise Undefined("not finite")
+    return value
+
+
+def _real(x: Value) -> mpmath.mpf | mpmath.mpc:
+    return mpmath.mpf(x.numerator) / x.denominator if isinstance(x, Fraction) else x
+
+
+def _bounded(x: mpmath.mpf | mpmath.mpc) -> mpmath.mpf | mpmath.mpc:
+    if abs(x) > 1e9:
+        raise OutOfRange("a function's argument")
+    return x
+
+
+def _nonzero(x: Value) -> mpmath.mpf | mpmath.mpc:
+    if x == 0:
+        raise Undefined("division by zero or its logarithm")
+    return _real(x)
+
+
+def _both(x: Value, y: Value) -> tuple[Value, Value]:
+    return (x, y) if isinstance(x, Fraction) and isinstance(y, Fraction) else (_real(x), _real(y))
+
+
+def _add(x: Value, y: Value) -> Value:
+    x, y = _both(x, y)
+    return x + y
+
+
+def _subtract(x: Value, y: Value) -> Value:
+    x, y = _both(x, y)
+    return x - y
+
+
+def _multiply(x: Value, y: Value) -> Value:
+    x, y = _both(x, y)
+    return x * y
+
+
+def _divide(x: Value, y: Value) -> Value:
+    _nonzero(y)
+    x, y = _both(x, y)
+    return x / y
+
+
+def _negate(x: Value) -> Value:
+    return -x
+
+
+def _absolute(x: Value) -> Value:
+    return abs(x)
+
+
+def _raise(x: Value, y: Value) -> Value:
+    if isinstance(x, Fraction) and isinstance(y, Fraction) and y.denominator == 1:
+        bits = max(x.numerator.bit_length(), x.denominator.bit_length())
+        if abs(x) != 1 and x != 0 and bits * abs(y.numerator) > 2 * MAX_BITS:
+            raise OutOfRange("a power of too many digits")
+        if x == 0 and y < 0:
+            raise Undefined("zero to a negative power")
+        return x ** int(y if abs(x) != 1 else y.numerator % 2)
+    if isinstance(y, Fraction) and y.numerator in (1, -1):
+        root = _root(x, Fraction(y.denominator), principal=True)
+        return root if y > 0 else _divide(Fraction(1), root)
+    base, exponent = _real(x), _real(y)
+    if base == 0:
+        if mpmath.re(exponent) <= 0:
+            raise Undefined("zero to a negative power")
+        return Fraction(0)
+    if abs(exponent) * (abs(mpmath.log(abs(base))) + 4) > 1e7:
+        raise OutOfRange("a power")
+    return mpmath.power(base, exponent)
+
+
+def _root(x: Value, degree: Value, principal: bool = False) -> Value:
+    """The real root where there is one (the cube root of -8 is -2 under a radical, not under a fractional power)."""
+    if not (isinstance(degree, Fraction) and degree.denominator == 1 and 1 <= degree <= 10_000):
+        return _raise(x, _divide(Fraction(1), degree))
+    n = int(degree)
+    if isinstance(x, Fraction) and x >= 0:
+        over, under = _exact_root(x.numerator, n), _exact_root(x.denominator, n)
+        if over is not None and under is not None:
+            return Fraction(over, under)
+    if not principal and n % 2 and isinstance(x, Fraction | mpmath.mpf) and x < 0:
+        return -mpmath.root(_real(-x), n)
+    return mpmath.sqrt(_real(x)) if n == 2 else mpmath.root(_real(x), n)
+
+
+def _exact_root(x: int, n: int) -> int | None:
+    if x in (0, 1):
+        return x
+    if n >= x.bit_length():
+        return None
+    low, high = 1, 1 << (x.bit_length() // n + 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if middle**n <= x else (low, middle - 1)
+    return low if low**n == x else None
+
+
+def _logarithm(x: Value, base: Value) -> Value:
+    below = mpmath.log(_nonzero(base))
+    if below == 0:
+        raise Undefined("a logarithm to base one")
+    return mpmath.log(_nonzero(x)) / below
+
+
+def _factorial(x: Value) -> Value:
+    if isinstance(x, Fraction) and x.denominator == 1:
+        if x < 0:
+            raise Undefined("a negative number's factorial")
+        if x > 10_000:
+            raise OutOfRange("a factorial")
+        return Fraction(mpmath.libmp.ifac(int(x)))
+    if abs(x) > 10_000:
+        raise OutOfRange("a factorial")
+    return mpmath.gamma(_real(x) + 1)
+
+
+def _double_factorial(x: Value) -> Value:
+    if not isinstance(x, Fraction) or x.denominator != 1 or not -1 <= x <= 5000:
+        raise Undefined("a double factorial of this")
+    product = 1
+    for k in range(int(x), 1, -2):
+        product *= k
+    return Fraction(product)
+
+
+def _binomial(n: Value, k: Value) -> Value:
+    if isinstance(n, Fraction) and isinstance(k, Fraction) and n.denominator == k.denominator == 1:
+        if k < 0 or n < k or n > 10_000:
+            raise Undefined("a binomial coefficient outside its triangle")
+        return Fraction(mpmath.libmp.ifac(int(n)) // (mpmath.libmp.ifac(int(k)) * mpmath.libmp.ifac(int(n - k))))
+    if abs(_real(n)) > 10_000 or abs(_real(k)) > 10_000:
+        raise OutOfRange("a binomial coefficient")
+    return mpmath.binomial(_real(n), _real(k))
+
+
+def _floor(x: Value) -> Value:
+    if isinstance(x, Fraction):
+        return Fraction(x.numerator // x.denominator)
+    if isinstance(x, mpmath.mpc) or abs(x) > 1e30:
+        raise Undefined("the floor of this")
+    near = mpmath.nint(x)
+    return Fraction(int(near if abs(x - near) < mpmath.mpf(10) ** (-DIGITS // 2) else mpmath.floor(x)))
+
+
+def _ceil(x: Value) -> Value:
+    return -_floor(-x)
+
+
+def _select(name: str, values: list[Value]) -> Value:
+    if name in ("max", "min"):
+        if any(isinstance(value, mpmath.mpc) for value in values):
+            raise Undefined("the order of complex numbers")
+        return (max if name == "max" else min)(values, key=_real)
+    result = 0
+    for value in values:
+        if not isinstance(value, Fraction) or value.denominator != 1:
+            raise Undefined("a common divisor of fractions")
+        from math import gcd, lcm
+
+        result = gcd(result, int(value)) if name == "gcd" else lcm(result or 1, int(value))
+    return Fraction(result)
+
+
+def _some_function(name: str, values: list[Value]) -> Value:
+    """A fixed arbitrary smooth function for each name, so that `f(x+1)` equals `f(1+x)` and nothing else."""
+    draw = random.Random(f"function {name}")
+    total = sum((_real(value) * mpmath.mpf(draw.uniform(0.5, 2.0)) for value in values), mpmath.mpf(0))
+    return 2 + mpmath.sin(_bounded(total * mpmath.mpf(draw.uniform(0.5, 1.5)) + mpmath.mpf(draw.uniform(0, 3))))
+
+
+# Comparison.
+
+
+def same_value(gold: Expression, answer: Expression, rel_tolerance: float = 0.0) -> bool:
+    """Whether two expressions agree wherever both are defined.
+
+    `rel_tolerance` applies to constants only. Raises OutOfRange, and Undefined when no probing point is usable.
+    """
+    aliases = _matching_names(gold.symbols, answer.symbols)
+    if aliases is None:
+        aliases = {}
+    symbols = gold.symbols | {aliases.get(name, name) for name in answer.symbols}
+    if not symbols:
+        return _agree_at({}, {}, gold, answer, rel_tolerance)
+    if _agree_everywhere(gold, answer, symbols, aliases, _positive):
+        return not (gold.has_absolute_value or answer.has_absolute_value) or _agree_everywhere(
+            gold, answer, symbols, aliases, _of_either_sign
+        )
+    if (gold.is_discrete or answer.is_discrete) and all(name[0] in _WHOLE_NUMBER_LETTERS for name in symbols):
+        return _agree_everywhere(gold, answer, symbols, aliases, _whole, num_points=14)
+    return False
+
+
+def same_equation(gold: Expression, answer: Expression) -> bool:
+    """Whether `gold = 0` and `answer = 0` have the same solutions.
+
+    They do when one is a constant multiple of the other, or when both are of first degree in some variable and give
+    it the same value, provided that no factor was lost: where a variable is zero, both hold or neither does.
+    """
+    aliases = _matching_names(gold.symbols, answer.symbols) or {}
+    symbols = gold.symbols | {aliases.get(name, name) for name in answer.symbols}
+
+    def values(point: Mapping[str, Fraction]) -> tuple[Value, Value]:
+        return gold.value(Point(point)), answer.value(Point(_aliased(answer, point, aliases)))
+
+    with mpmath.workdps(DIGITS):
+        if constant_ratio(gold, answer) is not None:
+            return True
+        for unknown in sorted(symbols & gold.symbols):
+            if _same_root(values, symbols, unknown) and all(_vanish_together(values, symbols, name) for name in symbols):
+                return True
+    return False
+
+
+def constant_ratio(gold: Expression, answer: Expression) -> Value | None:
+    """The constant that `gold / answer` is everywhere, None when it varies or is zero."""
+    aliases = _matching_names(gold.symbols, answer.symbols) or {}
+    symbols = gold.symbols | {aliases.get(name, name) for name in answer.symbols}
+    ratios: list[Value] = []
+    with mpmath.workdps(DIGITS):
+        for trial in range(4 * NUM_POINTS):
+            point = {name: _positive(name, trial) for name in symbols}
+            try:
+                ratio = _divide(gold.value(Point(point)), answer.value(Point(_aliased(answer, point, aliases))))
+            except Undefined:
+                continue
+            if not _close(ratio, ratios[0] if ratios else ratio) or abs(ratio) < 1e-40:
+                return None
+            ratios.append(ratio)
+            if len(ratios) == NUM_POINTS:
+                return ratio
+    return None
+
+
+def _close(x: Value, y: Value) -> bool:
+    return abs(_subtract(x, y)) <= 1e-25 * max(abs(x), abs(y))
+
+
+def _same_root(values: Callable, symbols: frozenset[str], unknown: str) -> bool:
+    usable = 0
+    for trial in range(2 * NUM_POINTS):
+        point = {name: _positive(name, trial) for name in symbols}
+        try:
+            at_0, at_1, at_2 = (values(point | {unknown: Fraction(x)}) for x in (3, 4, 5))
+            roots = []
+            for first, second, third in zip(at_0, at_1, at_2, strict=True):
+                slope = _subtract(second, first)
+                if abs(slope) < 1e-40 or not _close(_subtract(third, second), slope):
+                    return False
+                roots.append(_subtract(Fraction(3), _divide(first, slope)))
+        except Undefined:
+            continue
+        if not _close(*roots):
+            return False
+        usable += 1
+    return usable >= 3
+
+
+def _vanish_together(values: Callable, symbols: frozenset[str], name: str) -> bool:
+    point = {other: _positive(other, 0) for other in symbols} | {name: Fraction(0)}
+    try:
+        left, right = values(point)
+    except Undefined:
+        return True
+    return (abs(left) < 1e-40) == (abs(right) < 1e-40)
+
+
+def _matching_names(gold: frozenset[str], answer: frozenset[str]) -> dict[str, str] | None:
+    """Names that differ only in case or notation (`C` and `c`, `x'` and `dx/dt`), where nothing else could be meant."""
+    missing, extra = gold - answer, answer - gold
+    if len(missing) != len(extra) or not missing:
+        return {} if not missing and not extra else None
+    folded = {name.casefold(): name for name in missing}
+    aliases = {name: folded[name.casefold()] for name in extra if name.casefold() in folded}
+    return aliases if len(folded) == len(missing) == len(aliases) == len(set(aliases.values())) else None
+
+
+def _aliased(answer: Expression, point: Mapping[str, Fraction], aliases: dict[str, str]) -> dict[str, Fraction]:
+    return {name: point[aliases.get(name, name)] for name in answer.symbols}
+
+
+def _positive(name: str, trial: int) -> Fraction:
+    return Fraction(random.Random(f"{name} {trial}").randrange(30_000, 270_000), 100_003)
+
+
+def _of_either_sign(name: str, trial: int) -> Fraction:
+    draw = random.Random(f"sign of {name} {trial}")
+    return _positive(name, trial) * draw.choice((-1, 1))
+
+
+def _whole(name: str, trial: int) -> Fraction:
+    """Whole numbers, mostly growing with the trial so that small coincidences are seen through."""
+    return Fraction(random.Random(f"whole {name} {trial}").randrange(1, 6 + 2 * trial))
+
+
+def _agree_everywhere(
+    gold: Expression,
+    answer: Expression,
+    symbols: frozenset[str],
+    aliases: dict[str, str],
+    draw: Callable[[str, int], Fraction],
+    num_points: int = NUM_POINTS,
+) -> bool:
+    usable = 0
+    for trial in range(4 * num_points):
+        point = {name: draw(name, trial) for name in symbols}
+        try:
+            if not _agree_at(point, _aliased(answer, point, aliases), gold, answer, 0.0, draw is _of_either_sign):
+                return False
+        except Undefined:
+            continue
+        usable += 1
+        if usable == num_points:
+            return True
+    if usable < 3:
+        raise Undefined("no usable point")
+    return True
+
+
+def _agree_at(
+    gold_point: Mapping[str, Fraction],
+    answer_point: Mapping[str, Fraction],
+    gold: Expression,
+    answer: Expression,
+    rel_tolerance: float,
+    real_only: bool = False,
+) -> bool:
+    with mpmath.workdps(DIGITS):
+        points = Point(gold_point), Point(answer_point)
+        x, y = gold.value(points[0]), answer.value(points[1])
+        if isinstance(x, Fraction) and isinstance(y, Fraction) and (x == y or not rel_tolerance):
+            return x == y
+        if real_only and (isinstance(x, mpmath.mpc) or isinstance(y, mpmath.mpc)):
+            raise Undefined("not real")
+        difference, size = abs(_real(x) - _real(y)), max(abs(_real(x)), abs(_real(y)))
+        if rel_tolerance and difference <= rel_tolerance * size:
+            return True
+        if difference > 1e-3 * size and size > 1e-20:
+            return False
+    digits = 2 * DIGITS + int(0.7 * max(point.peak_bits for point in points))
+    with mpmath.workdps(digits):
+        x, y = gold.value(Point(gold_point)), answer.value(Point(answer_point))
+        finer, size = abs(_real(x) - _real(y)), max(abs(_real(x)), abs(_real(y)))
+        # Rounding noise follows the precision down; a true difference stays what it was.
+        shrunk = mpmath.mpf(10) ** (DIGITS - digits + 20)
+        return finer <= shrunk * difference or finer <= mpmath.mpf(10) ** (30 - digits) * size
