@@ -1,6 +1,7 @@
 """Where problems come from: entries, local files, LiveCodeBench rows, training sets, prompts."""
 
 import base64
+import dataclasses
 import gzip
 import json
 import logging
@@ -28,7 +29,7 @@ from evals.datasets import (
 from evals.grading import EXTRACTORS, grade
 from evals.problems import Problem
 from evals.prompts import QWEN_MATH_SYSTEM, TEMPLATES, get_template
-from evals.sources import LoadReport, RowError, SourceUnavailable
+from evals.sources import LoadReport, RowError, Source, SourceUnavailable
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED_DATA = ROOT.parent / "shared" / "data"
@@ -190,6 +191,21 @@ def test_one_message_when_neither_file_nor_hub_is_there(tmp_path):
 def test_local_only_sets_say_so():
     with pytest.raises(SourceUnavailable, match=r"train_sample_deepscaler.*from local files alone: pass --data-dir"):
         load_train("deepscaler_sample")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_hub_data_sets_are_read_through_the_datasets_library(tmp_path, monkeypatch, stream):
+    """A folder in the hub's layout stands for a hub id: the library reads both the same way."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    write_rows(tmp_path / "copy" / "test.jsonl", [*maths_rows(3), {"problem": "no gold", "unique_id": "p3"}])
+    source = Source(hub_id=str(tmp_path / "copy"), split="test", files=("math500",), stream=stream)
+    monkeypatch.setitem(BENCHMARKS, "math500", dataclasses.replace(BENCHMARKS["math500"], source=source))
+    report = LoadReport()
+    problems = load_benchmark("math500", data_dir=tmp_path, report=report)
+    assert [(p.id, p.answer) for p in problems] == [("p0", ("0",)), ("p1", ("2",)), ("p2", ("4",))]
+    assert report.source == f"hub {tmp_path / 'copy'}@newest"
+    assert report.bad[0].startswith(f"{tmp_path / 'copy'} row 3: no column 'answer'")
 
 
 # --- rows of each benchmark ---
