@@ -24,7 +24,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,9 +169,7 @@ class Running:
             "memory_bytes": limits.memory_bytes,
             "file_bytes": limits.file_bytes,
         }
-        try:
-            zygote.send(request, [theirs.fileno(), stdin_read, stdout_write])
-        except OSError:
+        if not zygote.send(request, [theirs.fileno(), stdin_read, stdout_write]):
             self.ending = Ending("lost")
         theirs.close()
         os.close(stdin_read)
@@ -354,11 +352,15 @@ class _Zygote:
         self.healthy = True
         self.control, theirs = socket.socketpair()
         self.control.settimeout(_START_S)
-        command = _command(rung, packages)
         self._process = subprocess.Popen(
-            command, stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=_ENVIRONMENT, cwd="/",
-            start_new_session=True,
-        )  # fmt: skip
+            _command(rung, packages),
+            stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=_ENVIRONMENT,
+            cwd="/",
+            start_new_session=True,  # Ctrl-C is for the parent
+        )
         theirs.close()
         assert self._process.stderr is not None
         try:
@@ -374,14 +376,17 @@ class _Zygote:
         children = _children(self._process.pid)
         self._pid = children[0] if rung == "bubblewrap" and children else self._process.pid
 
-    def send(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        socket.send_fds(self.control, [_json_line(request)], descriptors)
-
-    def kill_program(self) -> None:
+    def send(self, request: dict[str, Any], descriptors: list[int]) -> bool:
+        """Have a program started with these limits and descriptors; whether the zygote was there to take it."""
         try:
-            self.control.sendall(b"kill\n")
+            socket.send_fds(self.control, [_json_line(request)], descriptors)
         except OSError:
             self.healthy = False
+        return self.healthy
+
+    def kill_program(self) -> None:
+        with suppress(OSError):
+            self.control.sendall(b"kill\n")
 
     def receive(self) -> dict[str, Any] | None:
         """How the program ended; None, and an unhealthy zygote, when no word comes."""

@@ -9,7 +9,6 @@ import _sitebuiltins
 import atexit
 import builtins
 import importlib
-import io
 import json
 import math
 import os
@@ -65,12 +64,10 @@ def run(prelude: dict[str, Any], site_packages: list[str]) -> NoReturn:
 
 def _restore_interpreter() -> None:
     """Give the program the interpreter that it would have had: standard streams, `exit`, no leftovers of ours."""
-    encoding: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape"}
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), **encoding)
-    sys.stdout = sys.__stdout__ = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), **encoding)
-    sys.stderr = sys.__stderr__ = io.TextIOWrapper(
-        io.BufferedWriter(io.FileIO(2, "w", closefd=False)), encoding="utf-8", errors="backslashreplace"
-    )
+    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        stream = open(descriptor, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     sys.argv = ["program.py"]
@@ -106,14 +103,14 @@ def _exit_code(stop: SystemExit) -> int:
 
 def _serve_calls(code: types.CodeType, module: types.ModuleType, name: str, cpu_s: int, channel: Any) -> NoReturn:
     """Load the program, then answer each request, a list of arguments, with what the function returns."""
-    function: Callable[..., Any] | None = None
+    is_loaded = False
     for request in channel:
         _allow_cpu(cpu_s)
         try:
-            if function is None:
+            if not is_loaded:
                 exec(code, module.__dict__)
-            function = _find_function(module, name)
-            value = function(*json.loads(request))
+                is_loaded = True
+            value = _find_function(module, name)(*json.loads(request))
         except BaseException:
             _reply({"status": "runtime_error"})
             break
@@ -134,7 +131,7 @@ def _allow_cpu(seconds: int) -> None:
 def _find_function(module: types.ModuleType, name: str) -> Callable[..., Any]:
     """A method of a fresh `Solution`, else a function of the module."""
     solution = getattr(module, "Solution", None)
-    owner = solution() if hasattr(solution, name) else module
+    owner = solution() if solution is not None and hasattr(solution, name) else module
     return getattr(owner, name)
 
 
