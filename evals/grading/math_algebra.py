@@ -4,6 +4,7 @@ Runs only inside a worker (`math_worker`), under its time and memory limits.
 """
 
 import logging
+import re
 import signal
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -34,6 +35,7 @@ _TO_LATEX = str.maketrans(
     {"*": r"\cdot ", "≤": r"\le ", "≥": r"\ge ", "∞": r"\infty ", "°": r"^\circ ", "∪": r"\cup ", "±": r"\pm ", "≠": r"\ne ",
      "∈": r"\in ", "∩": r"\cap ", "%": r"\%", "…": r"\ldots "}
 )  # fmt: skip
+_SYMPY_LITERAL = re.compile(r"\s*(Integer|Float)\s*\(\s*'?([\d.eE+-]+)'?\s*\)\s*")
 
 
 def judge_with_algebra(answer: str, golds: Sequence[str], rel_tolerance: float) -> str:
@@ -119,12 +121,17 @@ def _math_verify() -> ModuleType:
     """The library, loaded when first needed; loading it (a second) is not part of an answer's time."""
     remaining, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     import math_verify
+    import sympy
     from sympy.parsing import sympy_parser
 
-    def refuse(*_: object) -> None:
-        raise ValueError("text must not be evaluated as code")
+    def read_literal(code: str, *_: object) -> sympy.Number:
+        """What stands in for SymPy's `eval` of text: its LaTeX reader needs no more than number literals."""
+        literal = _SYMPY_LITERAL.fullmatch(code)
+        if not literal:
+            raise ValueError(f"text must not be evaluated as code: {code[:80]!r}")
+        return sympy.Integer(int(literal[2])) if literal[1] == "Integer" else sympy.Float(literal[2])
 
-    sympy_parser.eval_expr = refuse
+    sympy_parser.eval_expr = read_literal
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     signal.setitimer(signal.ITIMER_REAL, remaining)
     return math_verify

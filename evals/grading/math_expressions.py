@@ -352,7 +352,7 @@ class _Reader:
                 return self.named(name)
             if read_number(inside) is not None:
                 self.skip_round(inside)
-                return self.named(f"{name}({compact(inside)})")
+                return self.named(f"{name}_{compact(inside)}")
             if name in _APPLIED:
                 arguments = self.arguments()
                 return lambda point: _some_function(name, [argument(point) for argument in arguments])
@@ -775,7 +775,7 @@ def constant_ratio(gold: Expression, answer: Expression) -> Value | None:
 
 
 def _close(x: Value, y: Value) -> bool:
-    return abs(_subtract(x, y)) <= 1e-25 * max(abs(x), abs(y))
+    return _real(abs(_subtract(x, y))) <= 1e-25 * max(_real(abs(x)), _real(abs(y)))
 
 
 def _same_root(values: Callable, symbols: frozenset[str], unknown: str) -> bool:

@@ -377,11 +377,11 @@ def _same_with_base(gold: str, answer: str) -> bool | None:
     digits, base = theirs
     number = read_number(gold)
     if number is None or base > 36:
-        return None
+        return False
     try:
         return number.value == int(digits, base)
     except ValueError:
-        return None
+        return False
 
 
 def _numeral(text: str) -> tuple[str, int] | None:

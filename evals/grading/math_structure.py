@@ -7,7 +7,7 @@
 import re
 from dataclasses import dataclass
 
-from evals.grading.math_text import ROW, closing, outside_brackets
+from evals.grading.math_text import ROW, closing, is_one_bracket, outside_brackets
 
 MAX_DEPTH = 12
 MAX_ITEMS = 400
@@ -76,6 +76,7 @@ def read_answer(text: str, depth: int = 0) -> Node:
         return Leaf(text)
     return (
         _read_matrix(text, depth)
+        or _read_outward(text, depth)
         or _read_list(text, depth)
         or _read_brackets(text, depth)
         or _read_union(text, depth)
@@ -159,15 +160,20 @@ def _groups_digits(text: str, comma: int) -> bool:
     return bool(re.match(r",\d{3}(?!\d)", text[comma:]) and re.search(r"(?<!\d)\d{1,3}$", text[max(0, comma - 4) : comma]))
 
 
-def _read_brackets(text: str, depth: int) -> Node | None:
-    builder = _SET_BUILDER.fullmatch(text)
-    if builder and _closes_at_end(text):
-        return read_answer(builder[2], depth + 1)
-    facing_out = _FACING_OUT.fullmatch(text)
+def _read_outward(text: str, depth: int) -> Node | None:
+    """Open ends written with brackets that face outward: `]0, 1]`."""
+    facing_out = _FACING_OUT.fullmatch(text) if text[:1] in "[]" and text[-1:] in "[]" else None
     if facing_out and (facing_out[1] == "]" or facing_out[4] == "["):
         left, right = "[" if facing_out[1] == "[" else "(", "]" if facing_out[4] == "]" else ")"
         items = (read_answer(facing_out[2], depth + 1), read_answer(facing_out[3], depth + 1))
         return Group(left + right, items)
+    return None
+
+
+def _read_brackets(text: str, depth: int) -> Node | None:
+    builder = _SET_BUILDER.fullmatch(text)
+    if builder and _closes_at_end(text):
+        return read_answer(builder[2], depth + 1)
     if not _closes_at_end(text):
         return None
     width = 2 if text.startswith("\\{") else 1
@@ -192,7 +198,7 @@ def _needs_brackets(inside: str) -> bool:
 def _closes_at_end(text: str) -> bool:
     if not (text.startswith(("(", "[", "\\{", "⟨")) and text.endswith((")", "]", "\\}", "⟩"))):
         return False
-    return not any(outside_brackets(text)[1:])
+    return is_one_bracket(text)
 
 
 def _read_union(text: str, depth: int) -> Node | None:

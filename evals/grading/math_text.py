@@ -78,6 +78,7 @@ _NEW_ROW = re.compile(r"\\\\(?:\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|cm|mm)\s*\])?|\\cr
 ROW = "⏎"
 _THOUSANDS_GAP = re.compile(r"(?<=\d)(?:,\s*\\!|\\!\s*,|\{,\})\s*(?=\d{3}(?!\d))")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.])(\d{1,3})((?:(?:\\,|\\ |~|\\;|\\:|[\u00a0\u2009\u202f])\d{3})+)(?!\d)")
+_PLAINLY_SPACED = re.compile(r"-?\d{1,3}(?: \d{3})+")
 _WRAPPER = re.compile(
     r"\\(text|textbf|textit|textrm|textnormal|texttt|textsf|textsc|mbox|hbox|mathrm|mathbf|mathit|mathsf|mathtt|mathcal|"
     r"mathbb|mathop|mathnormal|operatorname\*?|boldsymbol|bm|vec|emph|underline|boxed|fbox|ensuremath|mathrel|mathbin)"
@@ -109,7 +110,7 @@ _REWRITES = (
     (re.compile(r"(?<![A-Za-z\\])(?:oo|inf)(?![A-Za-z])"), "∞"),
     (re.compile(r"\\%|(?<![A-Za-z])percent(?:age)?(?![A-Za-z])(?:\s+points?)?"), "%"),
     (re.compile(r"(?<=[\d}\])°])\s*degrees?(?![A-Za-z])"), "°"),
-    (re.compile(r"\bd([A-Za-z])\s*/\s*d([A-Za-z])\b"), r"\\frac{d \1}{d \2}"),
+    (re.compile(r"\(?\bd ?([A-Za-z]|\\[a-z]+)\)?\s*/\s*\(?d ?([A-Za-z])\b\)?"), r"\\frac{d \1}{d \2}"),
     (re.compile(r"\\quad|\\mathstrut"), " "),
 )
 _WORD_JOINTS = {"and": " and ", "or": " or ", "percent": "%", "degrees": "°", "degree": "°", "percentage": "%"}
@@ -124,6 +125,8 @@ def normalise(text: str) -> str:
     text = _NEW_ROW.sub(ROW, text)
     text = _THOUSANDS_GAP.sub("", text)
     text = text.replace("{,}", ".")  # the decimal comma; the thousands comma is gone by now
+    if _PLAINLY_SPACED.fullmatch(text.strip()):
+        text = text.replace(" ", "")
     text = _SPACED_THOUSANDS.sub(lambda m: m.group(1) + re.sub(r"\D", "", m.group(2)), text)
     text = _CURRENCY.sub("", text)
     text = re.sub(r"(?<!\\)\$|(?<!\\)\\[()\[\]]", " ", text)
@@ -229,22 +232,30 @@ def compact(text: str) -> str:
 
 
 def outside_brackets(text: str) -> list[bool]:
-    """For each character, whether it stands outside every kind of bracket (opening characters count as inside)."""
-    flags, depth, i = [], 0, 0
+    """For each character, whether it stands outside every kind of bracket; brackets themselves count as inside."""
+    after = _depths(text)
+    return [before == 0 == now for before, now in zip([0, *after], after, strict=False)]
+
+
+def is_one_bracket(text: str) -> bool:
+    """Whether the first bracket closes with the last character."""
+    after = _depths(text)
+    return bool(after) and after[-1] == 0 and all(after[:-1])
+
+
+def _depths(text: str) -> list[int]:
+    """How many brackets are open after each character."""
+    depths: list[int] = []
+    depth, i = 0, 0
     while i < len(text):
-        char = text[i]
-        step = 1
-        if char == "\\":
-            step = 2 if i + 1 < len(text) and not text[i + 1].isalpha() else 1
-            token = text[i : i + 2]
-            opens = token == "\\{" or text.startswith(("\\begin", "\\lfloor", "\\lceil"), i)
-            closes = token == "\\}" or text.startswith(("\\end", "\\rfloor", "\\rceil"), i)
+        width = 1
+        if text[i] == "\\":
+            width = 2 if not text[i + 1 : i + 2].isalpha() else 1
+            opens = text.startswith(("\\{", "\\begin", "\\lfloor", "\\lceil"), i)
+            closes = text.startswith(("\\}", "\\end", "\\rfloor", "\\rceil"), i)
         else:
-            opens, closes = char in "([{⟨", char in ")]}⟩"
-        if opens:
-            depth += 1
-        flags.extend([depth == 0] * step)
-        if closes:
-            depth = max(0, depth - 1)
-        i += step
-    return flags[: len(text)]
+            opens, closes = text[i] in "([{⟨", text[i] in ")]}⟩"
+        depth = max(0, depth + opens - closes)
+        depths.extend([depth + closes] * (width - 1) + [depth])
+        i += width
+    return depths[: len(text)]

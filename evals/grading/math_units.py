@@ -35,7 +35,7 @@ _LONG_NAMES = "|".join(sorted((re.escape(name) for name in _TABLE if len(name) >
 _PLAIN_WORD = rf"(?:(?:square|sq\.?|cubic|cu\.?)\s+)?(?:{_LONG_NAMES}|units?)s?(?:\s+(?:squared|cubed))?"
 _WORD = rf"(?:\\text\{{[^{{}}]*\}}|(?<![A-Za-z\\]){_PLAIN_WORD}(?![A-Za-z]))"
 _POWER = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"
-_SINGLE_LETTER = r"(?:(?<=[\d}]) [msghNJWVKL](?![A-Za-z]))"
+_SINGLE_LETTER = r"(?:(?<=[\d})]) [msghNJWVKL](?![A-Za-z]))"
 _UNIT = re.compile(
     rf"(?:\s*(?:[%°]|(?:{_WORD}|{_SINGLE_LETTER}){_POWER}(?:\s*(?:\*|/|per|\s)\s*(?:{_WORD}|(?<=/)\s*[a-zA-Z](?![A-Za-z])){_POWER})*))\s*$"
 )
