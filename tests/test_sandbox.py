@@ -126,7 +126,7 @@ for pid in (os.getppid(), HOST_PID):
 """,
     "write outside": """
 import os
-for place in ("/", HOME, "/var/tmp", "/dev/shm", "/usr/lib", os.path.dirname(FILE), "/work", os.path.dirname(os.__file__)):
+for place in ("/", HOME, "/var/tmp", "/dev/shm", "/usr/lib", os.path.dirname(FILE), os.path.dirname(os.__file__)):
     try:
         open(os.path.join(place, "sandbox-was-here"), "w"); print("won"); break
     except OSError: pass

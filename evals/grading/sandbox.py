@@ -20,7 +20,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Iterator
@@ -467,37 +466,46 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 def _command(rung: str, packages: bool) -> list[str]:
     """The command line of a zygote."""
-    executable = os.path.realpath(sys.executable)
-    site_packages = _site_packages() if packages else []
-    readable = [os.path.realpath(sys.base_prefix), str(_JAIL), *_LIBRARIES, *_DEVICES, *site_packages]
+    # Host path -> path in the sandbox. What may lie anywhere, under `/tmp` too, gets a place of its own.
+    in_bubblewrap = rung == "bubblewrap"
+    jail = {str(_JAIL): "/sandbox/jail" if in_bubblewrap else str(_JAIL)}
+    site_packages = {
+        path: f"/sandbox/packages/{i}" if in_bubblewrap else path
+        for i, path in enumerate(_site_packages() if packages else [])
+    }
+    prefix = os.path.realpath(sys.base_prefix)
+    visible = {path: path for path in (prefix, *_LIBRARIES, *_DEVICES)} | jail | site_packages
     settings = {
         "confine": rung != "none",
         "landlock": rung != "none" and landlock.abi() > 0,
-        "readable": readable,
-        "writable": ["/tmp"] if rung == "bubblewrap" else [],
-        "site_packages": site_packages,
+        "readable": list(visible.values()),
+        "writable": ["/tmp"] if in_bubblewrap else [],
+        "site_packages": list(site_packages.values()),
     }
-    python = [executable, "-S", "-s", "-P", "-c", _BOOT, json.dumps(settings), str(_JAIL.parent)]
-    return [*_bubblewrap(readable), *python] if rung == "bubblewrap" else python
+    executable = os.path.realpath(sys.executable)
+    boot_path = os.path.dirname(jail[str(_JAIL)])
+    python = [executable, "-S", "-s", "-P", "-c", _BOOT, json.dumps(settings), boot_path]
+    return [*_bubblewrap(visible), *python] if in_bubblewrap else python
 
 
-def _bubblewrap(readable: list[str]) -> list[str]:
+def _bubblewrap(visible: dict[str, str]) -> list[str]:
     """Namespaces of every kind, no privilege, nothing to be seen but the interpreter, and a small private `/tmp`."""
     command = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--cap-drop", "ALL", "--as-pid-1", "--chdir", "/tmp"]
     command += ["--hostname", "sandbox", "--size", str(_TMPFS_BYTES), "--tmpfs", "/tmp"]
-    for path in readable:
-        if path in _DEVICES:
-            command += ["--dev-bind-try", path, path]
-        elif os.path.islink(path) and path in _LIBRARIES:
-            command += ["--symlink", os.readlink(path), path]
+    for source, target in visible.items():
+        if source in _DEVICES:
+            command += ["--dev-bind-try", source, target]
+        elif source in _LIBRARIES and os.path.islink(source):
+            command += ["--symlink", os.readlink(source), target]
         else:
-            command += ["--ro-bind-try", path, path]
+            command += ["--ro-bind-try", source, target]
     return [*command, "--remount-ro", "/", "--"]
 
 
 def _site_packages() -> list[str]:
-    paths = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    return [path for path in dict.fromkeys(map(os.path.realpath, paths)) if os.path.isdir(path)]
+    """Where this interpreter finds installed packages."""
+    paths = [os.path.realpath(path) for path in sys.path]
+    return [path for path in dict.fromkeys(paths) if os.path.basename(path) in ("site-packages", "dist-packages")]
 
 
 def _children(pid: int) -> list[int]:
