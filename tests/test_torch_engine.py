@@ -1,0 +1,131 @@
+"""The torch engine against Transformers' own generation and forward pass."""
+
+import json
+
+import pytest
+import torch
+
+from evals.engines import SamplingParams, load_model, make_engine
+
+PROMPTS = ["Q: Compute 17 + 8 - 5.\nA:", "Q: Compute 3 + 4.\nA:", "Q: Solve x + 7 = 15.\nA:", "Q: Next: 3, 7, 11, ?\nA:"]
+
+
+@pytest.fixture(scope="module", params=["models/tiny-qwen2", "models/tiny-qwen3"])
+def loaded(request):
+    return load_model(request.param)
+
+
+@pytest.fixture(scope="module")
+def engine(loaded):
+    return make_engine("torch", *loaded)
+
+
+def test_greedy_equals_transformers(loaded, engine):
+    model, tokenizer = loaded
+    for prompt, samples in zip(PROMPTS, engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=60)), strict=True):
+        ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        expected = model.generate(ids, max_new_tokens=60, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+        assert samples[0].token_ids == expected[0, ids.shape[1] :].tolist()
+        assert samples[0].prompt_ids == ids[0].tolist()
+
+
+def test_logprobs_are_those_of_a_forward_pass_at_the_sampling_temperature(loaded, engine):
+    model, _ = loaded
+    params = SamplingParams(n=3, temperature=1.4, max_tokens=40, seed=5)
+    for samples in engine.generate(PROMPTS, params):
+        for sample in samples:
+            ids = torch.tensor([sample.prompt_ids + sample.token_ids])
+            with torch.no_grad():
+                logprobs = (model(ids).logits[0] / 1.4).log_softmax(-1)
+            start = len(sample.prompt_ids)
+            expected = [float(logprobs[start + t - 1, token]) for t, token in enumerate(sample.token_ids)]
+            assert sample.logprobs == pytest.approx(expected, abs=2e-5)
+
+
+def test_a_response_does_not_depend_on_the_rest_of_the_batch(engine):
+    params = SamplingParams(n=4, max_tokens=40, seed=11)
+    together = engine.generate(PROMPTS, params)
+    alone = [engine.generate([prompt], params)[0] for prompt in PROMPTS]
+    reversed_order = engine.generate(PROMPTS[::-1], params)[::-1]
+    ids = [[sample.token_ids for sample in group] for group in together]
+    assert ids == [[sample.token_ids for sample in group] for group in alone]
+    assert ids == [[sample.token_ids for sample in group] for group in reversed_order]
+
+
+def test_seeds_differ_within_a_group_and_between_runs(engine):
+    def responses(seed):
+        group = engine.generate(PROMPTS[:1], SamplingParams(n=8, max_tokens=40, temperature=1.5, seed=seed))[0]
+        return [tuple(sample.token_ids) for sample in group]
+
+    assert len(set(responses(0))) > 4
+    assert responses(0) == responses(0)
+    assert responses(0) != responses(1)
+
+
+def test_first_tokens_follow_the_model_distribution(loaded, engine):
+    model, tokenizer = loaded
+    prompt = PROMPTS[0]
+    count = 4000
+    group = engine.generate([prompt], SamplingParams(n=count, max_tokens=1, temperature=2.0))[0]
+    with torch.no_grad():
+        logits = model(torch.tensor([group[0].prompt_ids])).logits[0, -1]
+    probs = (logits / 2.0).softmax(-1)
+    seen = torch.bincount(torch.tensor([s.token_ids[0] for s in group]), minlength=len(probs)) / count
+    # Six standard errors for every token.
+    assert ((seen - probs).abs() <= 6 * (probs * (1 - probs) / count).sqrt() + 1e-3).all()
+
+
+def test_top_p_keeps_the_most_likely_tokens_only(loaded, engine):
+    model, _ = loaded
+    group = engine.generate(PROMPTS[:1], SamplingParams(n=500, max_tokens=1, temperature=3.0, top_p=0.5))[0]
+    with torch.no_grad():
+        logits = model(torch.tensor([group[0].prompt_ids])).logits[0, -1]
+    ordered, order = (logits / 3.0).softmax(-1).sort(descending=True)
+    nucleus = set(order[: int((ordered.cumsum(0) < 0.5).sum()) + 1].tolist())
+    assert {sample.token_ids[0] for sample in group} <= nucleus
+
+
+def test_truncated_means_no_end_of_sequence(engine, loaded):
+    _, tokenizer = loaded
+    short = engine.generate(PROMPTS, SamplingParams(n=2, max_tokens=3))
+    assert all(sample.truncated and len(sample.token_ids) == 3 for group in short for sample in group)
+    for group in engine.generate(PROMPTS, SamplingParams(n=8, max_tokens=90)):
+        for sample in group:
+            assert sample.truncated == (sample.token_ids[-1] != tokenizer.eos_token_id)
+            assert tokenizer.eos_token_id not in sample.token_ids[:-1]
+            assert sample.truncated is False or len(sample.token_ids) == 90
+
+
+def test_new_weights_are_used_at_once(loaded):
+    model, tokenizer = load_model(loaded[0].name_or_path)
+    engine = make_engine("torch", model, tokenizer)
+    params = SamplingParams(temperature=0, max_tokens=10)
+    before = engine.generate(PROMPTS[:1], params)[0][0]
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(-1)
+    assert engine.generate(PROMPTS[:1], params)[0][0].token_ids != before.token_ids
+
+
+def test_what_does_not_fit_is_refused(engine, loaded):
+    context = loaded[0].config.max_position_embeddings
+    with pytest.raises(ValueError, match=f"context of {context} tokens"):
+        engine.generate(PROMPTS, SamplingParams(max_tokens=context))
+    with pytest.raises(ValueError, match="empty prompt"):
+        engine.generate([""], SamplingParams())
+    assert engine.generate([], SamplingParams()) == []
+
+
+def test_a_missing_model_is_one_clear_message(tmp_path):
+    with pytest.raises(FileNotFoundError, match="model folder .*nowhere does not exist"):
+        load_model({"path": str(tmp_path / "nowhere")})
+    with pytest.raises(FileNotFoundError, match="pip install --no-deps not-a-package-of-ours"):
+        load_model({"package": "not_a_package_of_ours"})
+    with pytest.raises(FileNotFoundError, match="cannot load a model from"):
+        load_model(tmp_path)
+
+
+def test_a_checkpoint_may_point_at_its_base_model(tmp_path, loaded):
+    (tmp_path / "base_model.json").write_text(json.dumps({"path": loaded[0].name_or_path}))
+    model, _ = load_model(tmp_path)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, loaded[0].get_parameter(name))

@@ -1,0 +1,135 @@
+"""The parts of the trainer that need no model: surrogate, micro-batches, prompt order, learning rate, step log."""
+
+import math
+
+import pytest
+import torch
+
+from evals.engines import Sample
+from evals.problems import Problem
+from trainers.batches import micro_batches, padded
+from trainers.policy import clipped_surrogate
+from trainers.recipe import Recipe
+from trainers.rollout import Prompt, step_prompts
+from trainers.schedule import learning_rate
+from trainers.step_log import StepLog, read_steps
+
+
+def sample(prompt_length: int, response_length: int) -> Sample:
+    return Sample([5] * prompt_length, [7] * response_length, [-1.0] * response_length, "", False)
+
+
+def test_clipped_surrogate_by_hand():
+    ratios = torch.tensor([0.5, 0.5, 1.0, 1.25, 2.0, 2.0], dtype=torch.float64)
+    advantages = torch.tensor([1.0, -1.0, 2.0, 1.0, 1.0, -1.0], dtype=torch.float64)
+    logprobs = ratios.log().requires_grad_()
+    surrogate = clipped_surrogate(logprobs, torch.zeros(6, dtype=torch.float64), advantages, 0.2, 0.28)
+    assert surrogate.terms.tolist() == pytest.approx([-0.5, 0.8, -2.0, -1.25, -1.28, 2.0])
+    assert surrogate.clipped_low.tolist() == [False, True, False, False, False, False]
+    assert surrogate.clipped_high.tolist() == [False, False, False, False, True, False]
+    surrogate.terms.sum().backward()
+    # d(-rho A)/d logprob = -rho A where the unclipped branch rules, 0 where the clip does.
+    assert logprobs.grad.tolist() == pytest.approx([-0.5, 0.0, -2.0, -1.25, 0.0, 2.0])
+
+
+def test_surrogate_scales_with_the_advantage():
+    logprobs, old = torch.randn(50), torch.randn(50)
+    advantages = torch.randn(50)
+    once = clipped_surrogate(logprobs, old, advantages, 0.2, 0.28).terms
+    thrice = clipped_surrogate(logprobs, old, 3 * advantages, 0.2, 0.28).terms
+    torch.testing.assert_close(thrice, 3 * once)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 30, 64, 10**6])
+def test_micro_batches_hold_every_response_once_within_the_budget(max_tokens):
+    samples = [sample(3 + i % 4, 1 + (7 * i) % 23) for i in range(40)]
+    indices = [i for i in range(40) if i % 5]
+    batches = list(micro_batches(samples, indices, max_tokens))
+    assert sorted(i for batch in batches for i in batch) == indices
+    for batch in batches:
+        width = max(len(samples[i].prompt_ids) + len(samples[i].token_ids) for i in batch)
+        assert len(batch) == 1 or len(batch) * width <= max_tokens
+    if max_tokens == 10**6:
+        assert len(batches) == 1
+
+
+def test_padding_is_on_the_right_and_the_mask_covers_responses():
+    ids, mask = padded([sample(2, 3), sample(1, 1)], pad_id=0, device=torch.device("cpu"))
+    assert ids.tolist() == [[5, 5, 7, 7, 7], [5, 7, 0, 0, 0]]
+    assert mask.int().tolist() == [[0, 0, 1, 1, 1], [0, 1, 0, 0, 0]]
+
+
+def prompts(count: int) -> list[Prompt]:
+    return [Prompt(Problem(id=str(i), question=str(i), answer=("0",)), str(i)) for i in range(count)]
+
+
+def test_an_epoch_shows_every_prompt_once_and_the_next_one_in_another_order():
+    pool = prompts(23)
+    steps = [[p.text for p in step_prompts(pool, step, 0, 5)] for step in range(1, 9)]
+    first = [text for step in steps[:4] for text in step]
+    second = [text for step in steps[4:] for text in step]
+    assert len(set(first)) == len(set(second)) == 20
+    assert first != second
+    assert steps[5] == [p.text for p in step_prompts(pool, 6, 0, 5)]
+    assert steps[0] != [p.text for p in step_prompts(pool, 1, 1, 5)]
+
+
+def test_too_few_prompts_are_refused():
+    with pytest.raises(ValueError, match=r"4 usable prompts, fewer than prompts_per_step \(5\)"):
+        step_prompts(prompts(4), 1, 0, 5)
+
+
+def test_learning_rate_warms_up_then_follows_the_schedule():
+    recipe = Recipe(learning_rate=1.0, warmup_steps=3, lr_schedule="linear", steps=13)
+    rates = [learning_rate(recipe, update, 13) for update in range(13)]
+    assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert rates[8] == pytest.approx(0.5)
+    assert rates[12] == pytest.approx(0.1)
+    cosine = Recipe(learning_rate=1.0, warmup_steps=0, lr_schedule="cosine", steps=10)
+    assert learning_rate(cosine, 5, 10) == pytest.approx(0.5)
+    assert learning_rate(Recipe(learning_rate=0.3, warmup_steps=0), 99, 100) == 0.3
+
+
+@pytest.mark.parametrize(
+    "field, value, message",
+    [
+        ("steps", 0, "steps must be above 0"),
+        ("clip_low", -0.1, "clip_low must not be negative"),
+        ("top_p", 1.5, "top_p must lie in"),
+        ("prompts_per_update", 5, "must divide"),
+        ("temperature", math.nan, "temperature must be above 0"),
+    ],
+)
+def test_recipe_refuses_values_out_of_range(field, value, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe(**{field: value})
+
+
+def test_step_log_keeps_the_first_record_of_each_step(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = StepLog(path)
+    log.append(1, {"reward/mean": 0.5})
+    log.append(2, {"reward/mean": 0.25, "length/sign_gap": math.nan, "policy/loss": math.inf})
+    resumed = StepLog(path)
+    assert resumed.last_step == 2
+    resumed.append(2, {"reward/mean": 9.0})
+    resumed.append(3, {"reward/mean": 0.75})
+    assert read_steps(path) == [
+        {"step": 1, "metrics": {"reward/mean": 0.5}},
+        {
+            "step": 2,
+            "metrics": {"reward/mean": 0.25},
+            "non_finite": ["length/sign_gap", "policy/loss"],
+        },
+        {"step": 3, "metrics": {"reward/mean": 0.75}},
+    ]
+
+
+def test_step_log_cuts_a_line_torn_by_a_kill(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    StepLog(path).append(1, {"reward/mean": 0.5})
+    with path.open("a") as file:
+        file.write('{"step": 2, "metr')
+    assert [row["step"] for row in read_steps(path)] == [1]
+    StepLog(path).append(2, {"reward/mean": 0.125})
+    assert [row["metrics"]["reward/mean"] for row in read_steps(path)] == [0.5, 0.125]
