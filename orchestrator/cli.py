@@ -45,7 +45,10 @@ RunsDir = Annotated[Path | None, typer.Option(help="Folder of all cells; runs/ b
 DataDir = Annotated[Path | None, typer.Option(help="Local problem files, looked at before the hub.")]
 
 EXPERIMENTS = Path("experiments.yaml")
-console = Console()
+PLAIN_WIDTH = 160
+"""Columns of a table that goes to a file or a pipe."""
+
+console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
 
 
 @app.command()

@@ -12,6 +12,15 @@ OBJECT_STORE_BYTES = 100 << 20
 """Tasks exchange files, so Ray's own store stays small."""
 
 
+ENVIRONMENT = {
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray gives up after 30 s, which a busy machine with a cold disk can need.
+    "RAY_gcs_server_port_wait_time_s": "120",
+}
+
+
 @dataclass(frozen=True)
 class Resources:
     """CPU cores and GPUs."""
@@ -44,16 +53,28 @@ def evaluation_needs(cell: Cell) -> Resources:
 
 
 def connect() -> list[Resources]:
-    """Join the cluster at RAY_ADDRESS, or start one on this machine; returns what each node has."""
-    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    """Join the cluster at RAY_ADDRESS, or start one on this machine; returns what each node has.
+
+    Raises:
+        UserError: there is no such cluster, or Ray does not start here.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     import ray
 
+    address = os.environ.get("RAY_ADDRESS")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if not os.environ.get("RAY_ADDRESS"):
+    if not address:
         options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-    ray.init(**options)
+    try:
+        ray.init(**options)
+    except (RuntimeError, ConnectionError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        if address:
+            raise UserError(f"cannot join the Ray cluster at RAY_ADDRESS={address}: {reason}") from error
+        raise UserError(
+            f"Ray does not start on this machine: {reason}\nIts logs: /tmp/ray/session_latest/logs"
+        ) from error
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return [Resources(node.get("CPU", 0), node.get("GPU", 0)) for node in alive]
 

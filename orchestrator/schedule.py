@@ -292,7 +292,7 @@ class Scheduler:
                 self._recorder.close(run.cell, run.folder, run.tail, run.state)
             else:
                 self._recorder.sync(run.cell, run.folder, run.tail, run.state)
-        except self._recorder.error as error:
+        except self._recorder.errors as error:
             if not self._store_down:
                 self._watcher.say(f"MLflow does not take the results ({error}); trying again")
             self._store_down = True
@@ -336,7 +336,7 @@ class Scheduler:
             ledger.write_state(run.folder, "cancelled", f"interrupted after step {run.trained_steps}")
             try:
                 self._recorder.close(run.cell, run.folder, run.tail, "cancelled")
-            except self._recorder.error as error:
+            except self._recorder.errors as error:
                 self._watcher.say(f"{run.cell.id}: not all is in MLflow yet ({error}); the next run sends it")
 
 

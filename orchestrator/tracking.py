@@ -57,9 +57,10 @@ class Recorder:
             logging.getLogger(noisy).setLevel(logging.WARNING)
         import mlflow
         from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
 
         self._entities = mlflow.entities
-        self.error: type[Exception] = MlflowException
+        self.errors: tuple[type[Exception], ...] = (MlflowException, SQLAlchemyError, OSError)
         self._root = root
         self._grid = grid
         self._runs: dict[str, Any] = {}
@@ -72,8 +73,8 @@ class Recorder:
             try:
                 self._client = mlflow.MlflowClient(uri)
                 self._experiment = self._open_experiment(uri)
-            except MlflowException as error:
-                raise UserError(f"cannot use the MLflow store {uri}: {error.message}") from error
+            except self.errors as error:
+                raise UserError(f"cannot use the MLflow store {uri}: {str(error).splitlines()[0]}") from error
 
     def open(self, cells: Iterable[Cell]) -> None:
         """Find the cells' runs, and create those that are missing."""
@@ -95,7 +96,7 @@ class Recorder:
         """Send the steps and evaluations that the files have and the run lacks, one batch per step.
 
         Raises:
-            MlflowException (as `self.error`): the store did not take it; a later call sends what is missing.
+            one of `self.errors`: the store did not take it; a later call sends what is missing.
         """
         run_id = self._runs[cell.id].info.run_id
         if cell.id not in self._logged:
@@ -113,7 +114,7 @@ class Recorder:
                     self._client.log_artifact(run_id, str(folder.summary(step)), f"evals/step-{step}")
                     sent.add((step, "evaluate"))
             self._show_state(cell, state)
-        except self.error:
+        except self.errors:
             # Whether the batch was stored is not known: ask again next time.
             self._logged.pop(cell.id)
             self._sent.pop(cell.id)

@@ -1,0 +1,329 @@
+"""Grids run end to end on Ray with MLflow, both real; only the trainer and the evaluator are small stand-ins.
+
+The stand-ins keep the contract of the real ones: they append metrics, write whole checkpoints, resume from the newest,
+and write a summary last. Files in the working directory tell them to be slow, to die, or to fail.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from orchestrator.cluster import ENVIRONMENT
+from orchestrator.ledger import is_held
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+STEPS = 10
+EVERY = 4
+GRID = f"""\
+models:
+  tiny: {{path: tiny, template: qa}}
+  big: {{path: tiny, template: qa, gpus: 8}}
+grids:
+  demo:
+    rules: [sequence, token, balanced]
+    models: [tiny]
+    datasets: [gen_chains]
+    train: {{steps: {STEPS}, checkpoint_every: {EVERY}}}
+    evaluate: {{benchmarks: [gen_short]}}
+    retries: 1
+  gpus:
+    rules: [token]
+    models: [big]
+    datasets: [gen_chains]
+    evaluate: {{benchmarks: [gen_short]}}
+"""
+STAND_INS = ("--train", "test_orchestrator_run:train", "--evaluate", "test_orchestrator_run:evaluate")
+
+
+def train(cell_dir: Path, cell: dict, *, data_dir=None, keep_steps=()) -> None:
+    """Reward is a known function of rule and step; a resumed step is not logged twice."""
+    done = max(
+        (int(marker.parent.name[5:]) for marker in (cell_dir / "checkpoints").glob("step-*/COMPLETE")), default=0
+    )
+    print(f"pid {os.getpid()} threads {os.environ['OMP_NUM_THREADS']} from {done}")
+    if Path(f"fail-{cell['rule']}").exists():
+        raise ValueError("no such problem\nand more words")
+    mark(cell_dir, 0)
+    metrics = cell_dir / "metrics.jsonl"
+    for step in range(done + 1, STEPS + 1):
+        if Path("slow").exists():
+            time.sleep(0.25)
+        logged = metrics.read_text().count("\n") if metrics.exists() else 0
+        if step > logged:
+            with metrics.open("a") as file:
+                file.write(json.dumps({"step": step, "metrics": expected_metrics(cell["rule"], step)}) + "\n")
+        if step % EVERY == 0 or step in keep_steps or step == STEPS:
+            mark(cell_dir, step)
+        if step == 6 and Path(f"die-{cell['rule']}").exists():
+            if Path(f"die-{cell['rule']}").read_text() == "once":
+                Path(f"die-{cell['rule']}").unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def evaluate(checkpoint: Path, evaluation: dict, out_dir: Path, *, data_dir=None) -> None:
+    print(f"evaluated {checkpoint.name}")
+    step = int(checkpoint.name[5:])
+    assert (checkpoint / "COMPLETE").exists()
+    partial = out_dir / ".summary"
+    partial.write_text(json.dumps({"step": step, "metrics": expected_scores(step)}))
+    partial.replace(out_dir / "summary.json")
+
+
+def mark(cell_dir: Path, step: int) -> None:
+    folder = cell_dir / "checkpoints" / f"step-{step}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "COMPLETE").touch()
+
+
+def expected_metrics(rule: str, step: int) -> dict[str, float]:
+    return {"reward/mean": len(rule) + step / STEPS, "perf/step_s": 0.5}
+
+
+def expected_scores(step: int) -> dict[str, float]:
+    return {"eval/mean": 0.25 + step / 100, "eval/heldout_avg_at_1": 0.5 + step / 100}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Environment of a Ray cluster of two cores that outlives the commands."""
+    environment = {"HOME": str(tmp_path_factory.mktemp("home")), "PYTHONPATH": PYTHONPATH}
+    code = (
+        "import ray, sys\n"
+        "ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)\n"
+        "print(ray.get_runtime_context().gcs_address, flush=True)\n"
+        "sys.stdin.read()"
+    )
+    head = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.DEVNULL, env=os.environ | ENVIRONMENT | environment, start_new_session=True,
+    )  # fmt: skip
+    yield environment | {"RAY_ADDRESS": head.stdout.readline().strip()}
+    head.communicate("", timeout=60)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with a grid, a model and a home of its own, which Ray writes a token to."""
+    home = tmp_path / "home"
+    home.mkdir()
+    folder = tmp_path / "project"
+    (folder / "tiny").mkdir(parents=True)
+    (folder / "tiny" / "config.json").write_text("{}")
+    (folder / "experiments.yaml").write_text(GRID)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "orchestrator.cli", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def wait_for(condition, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def steps_trained(project: Path) -> int:
+    return sum(file.read_text().count("\n") for file in project.glob("runs/demo/*/metrics.jsonl"))
+
+
+def own_processes(project: Path) -> list[psutil.Process]:
+    """Processes that carry this test's home in their environment, this one left out."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("HOME") == os.environ["HOME"] and process.pid != os.getpid():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def mlflow_points(project: Path) -> dict[tuple[str, str, int], list[float]]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{project / 'mlruns' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("balagg-demo")
+    points: dict[tuple[str, str, int], list[float]] = {}
+    for run in client.search_runs([experiment.experiment_id]):
+        assert run.info.status == "FINISHED"
+        for key in run.data.metrics:
+            for point in client.get_metric_history(run.info.run_id, key):
+                points.setdefault((run.data.params["rule"], key, point.step), []).append(point.value)
+    return points
+
+
+def expected_points() -> dict[tuple[str, str, int], list[float]]:
+    points = {}
+    for rule in ("sequence", "token", "balanced"):
+        for step in range(1, STEPS + 1):
+            points |= {(rule, key, step): [value] for key, value in expected_metrics(rule, step).items()}
+        for step in (0, STEPS // 2, STEPS):
+            points |= {(rule, key, step): [value] for key, value in expected_scores(step).items()}
+    return points
+
+
+def test_a_killed_grid_goes_on_and_two_commands_share_it(project):
+    (project / "slow").touch()
+    killed = start("run", *STAND_INS)
+    wait_for(lambda: steps_trained(project) >= 11)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    assert 11 <= steps_trained(project) < 3 * STEPS
+    (project / "slow").unlink()
+
+    # At once, and by two commands on the same grid: orphans have to go by themselves.
+    commands = [start("run", *STAND_INS), start("run", *STAND_INS)]
+    for command in commands:
+        out, errors = command.communicate(timeout=120)
+        assert command.returncode == 0, out + errors
+        assert "3 of 3 cells done" in out
+        assert "Traceback" not in errors
+    assert mlflow_points(project) == expected_points()
+    for log in project.glob("runs/demo/*/log.txt"):
+        starts = [line for line in log.read_text().splitlines() if line.startswith("pid")]
+        assert all(" threads 1 " in line for line in starts)
+        assert len(starts) <= 2
+        assert starts[0].endswith("from 0")
+        if len(starts) == 2:
+            assert starts[1].split()[-1] in ("0", "4", "5", "8")
+    wait_for(lambda: not own_processes(project), timeout_s=20)
+
+    # All is done: nothing is started, and the answer is the same table.
+    before = {path: path.stat().st_mtime_ns for path in project.glob("runs/**/*")}
+    again = start("run", *STAND_INS)
+    out, errors = again.communicate(timeout=60)
+    assert (again.returncode, errors) == (0, "")
+    assert "3 of 3 cells done" in out
+    row = next(line for line in out.splitlines() if line.startswith("balanced"))
+    assert row.split() == ["balanced", "tiny", "gen_chains", "0", "10", "5s", "0.250", "0.350", "0.500", "0.600"]
+    assert {path: path.stat().st_mtime_ns for path in project.glob("runs/**/*")} == before
+
+
+def test_failures_cost_their_own_cell_and_an_interrupt_keeps_what_is_done(project, cluster, monkeypatch):
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
+    from orchestrator.config import load_config
+    from orchestrator.grid import expand
+    from orchestrator.results import describe
+    from orchestrator.run_grid import run_grid
+    from orchestrator.schedule import look_up
+
+    cells = expand(load_config(project / "experiments.yaml"), "demo")
+    runs_dir = project / "runs"
+    options = {"root": project, "runs_dir": runs_dir, "data_dir": None, "train": STAND_INS[1], "evaluate": STAND_INS[3]}
+
+    # One cell raises, one is killed and comes back, one finds its state damaged.
+    (project / "fail-sequence").touch()
+    (project / "die-token").write_text("once")
+    damaged = look_up(runs_dir, cells[2]).folder
+    damaged.path.mkdir(parents=True)
+    damaged.state.write_text("{")
+    console = Console(record=True, width=200, file=(project / "out.txt").open("w"))
+    outcome = run_grid(cells, console=console, **options)
+    text = console.export_text()
+    assert outcome.failed == (cells[0].id,)
+    assert not outcome.interrupted
+    assert "training: ValueError: no such problem" in text
+    assert f"{cells[1].id}: training: its worker process died; going on from the checkpoint of step 5" in text
+    assert "state.json is damaged" in text
+    assert "2 of 3 cells done" in text
+    assert "Traceback" not in text
+    runs = [look_up(runs_dir, cell) for cell in cells]
+    assert [describe(run)[0] for run in runs] == ["failed", "done", "done"]
+    assert describe(runs[0])[1] == "training: ValueError: no such problem"
+    assert "and more words" in runs[0].folder.log.read_text()
+    assert runs[1].tail.steps == {step: expected_metrics("token", step) for step in range(1, STEPS + 1)}
+    evaluations = [log.read_text().count("evaluated step-0") for log in runs_dir.glob("demo/*/log.txt")]
+    assert sum(evaluations) == 1, "the base model is the same in every cell, and is evaluated once"
+
+    # The cause is gone; Ctrl-C comes in the middle.
+    (project / "fail-sequence").unlink()
+    (project / "slow").touch()
+    command = start("run", "--only", "rule=sequence", *STAND_INS)
+    wait_for(lambda: steps_trained(project) >= 2 * STEPS + 5)
+    os.killpg(command.pid, signal.SIGINT)
+    out, errors = command.communicate(timeout=60)
+    assert command.returncode == 130, out + errors
+    assert "Go on with:\n  balagg run --only rule=sequence" in out
+    assert "Traceback" not in errors
+    state, reason = describe(look_up(runs_dir, cells[0]))
+    assert state == "cancelled"
+    assert reason.startswith("interrupted after step ")
+    wait_for(lambda: not is_held(runs[0].folder.training), timeout_s=20)
+
+    # A worker that always dies is given up after the retries.
+    (project / "slow").unlink()
+    (project / "die-sequence").write_text("always")
+    for path in runs[0].folder.path.glob("checkpoints/step-*/COMPLETE"):
+        path.unlink()
+    outcome = run_grid(cells, console=console, **options)
+    assert outcome.failed == (cells[0].id,)
+    assert describe(look_up(runs_dir, cells[0])) == ("failed", "training: its worker process died, 2 times")
+
+    (project / "die-sequence").unlink()
+    assert run_grid(cells, console=console, **options).failed == ()
+    assert mlflow_points(project) == expected_points()
+
+
+def test_gpus_that_are_not_there_are_refused_before_anything_starts(project, cluster, monkeypatch):
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
+    from orchestrator.cli import app
+
+    result = CliRunner().invoke(app, ["run", "--grid", "gpus"])
+    assert result.exit_code == 2
+    assert "training of big asks for 1 CPU and 8 GPUs on one node" in result.stderr
+    assert "The cluster has 1 node, the largest with 2 CPUs and 0 GPUs. Nothing was started." in result.stderr
+    assert sorted(path.name for path in project.iterdir()) == ["experiments.yaml", "tiny"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "--grid", "dmo"], "unknown grid 'dmo'; did you mean 'demo'?"),
+        (["run", "--only", "rule=tken"], "unknown rule 'tken'; did you mean 'token'?"),
+        (["run", "--seeds", "a"], "--seeds 'a': give whole numbers"),
+        (["run", "--data-dir", "nowhere"], "--data-dir: there is no folder nowhere"),
+        (["status", "--config", "absent.yaml"], "cannot read absent.yaml"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_status_2(project, arguments, message):
+    from orchestrator.cli import app
+
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert message in result.stderr
+    assert not (project / "runs").exists()
+
+
+def test_the_plan_says_what_a_run_would_do_and_does_nothing(project):
+    from orchestrator.cli import app
+
+    for arguments in (["plan"], ["run", "--dry-run"]):
+        result = CliRunner().invoke(app, [*arguments, "--seeds", "0,1", "--skip", "rule=token"])
+        assert result.exit_code == 0
+        assert result.stdout.count("train 10 steps, evaluate steps 0, 5, 10") == 4
+        assert "4 cells, 4 with work left" in result.stdout
+    assert "new" in CliRunner().invoke(app, ["status"]).stdout
+    assert not (project / "runs").exists()
