@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from orchestrator.config import load_config
+from orchestrator.config import load_config, unknown
 from orchestrator.errors import UserError
 
 EXPERIMENTS = Path("experiments.yaml")
@@ -120,14 +120,13 @@ def grade(
 
 
 def _find_model(model: str, gguf_file: str | None) -> tuple[str | dict[str, Any], str | None]:
-    """What to load, and the prompt template that belongs to it: a name in experiments.yaml goes before a hub id."""
-    if not Path(model).exists() and EXPERIMENTS.is_file():
-        entries = load_config(EXPERIMENTS).models
-        if entry := entries.get(model):
-            spec = entry.model_dump(
-                include={"path", "hub_id", "package", "revision", "gguf_file", "config"}, exclude_defaults=True
-            )
-            return spec, entry.template
+    """What to load, and the prompt template that belongs to it. A name without a slash is never a hub id."""
+    if not Path(model).exists() and "/" not in model:
+        entries = load_config(EXPERIMENTS).models if EXPERIMENTS.is_file() else {}
+        if model not in entries:
+            raise UserError(f"{unknown('model', model, entries)}; a folder or hub id will do as well")
+        fields = {"path", "hub_id", "package", "revision", "gguf_file", "config"}
+        return entries[model].model_dump(include=fields, exclude_defaults=True), entries[model].template
     if gguf_file is None:
         return model, None
     return {"path" if Path(model).is_dir() else "hub_id": model, "gguf_file": gguf_file}, None

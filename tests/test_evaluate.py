@@ -419,8 +419,12 @@ def test_evaluate_and_grade_commands(tmp_path, tiny_model, app):
 
 def test_commands_turn_mistakes_into_one_message(tmp_path, app):
     for arguments, message in [
-        (["evaluate", "--model", "m", "--benchmarks", "math50", "--out", str(tmp_path)], "unknown benchmark 'math50'"),
+        (
+            ["evaluate", "--model", "some/model", "--benchmarks", "math50", "--out", str(tmp_path)],
+            "unknown benchmark 'math50'",
+        ),
         (["evaluate", "--model", "no/model", "--benchmarks", "gen_short", "--out", str(tmp_path)], "cannot load"),
+        (["evaluate", "--model", "tiny-qwen", "--benchmarks", "gen_short"], "unknown model 'tiny-qwen'"),
         (["grade", "--benchmark", "gen_short", "nothing.jsonl"], "nothing.jsonl does not exist"),
     ]:
         result = CliRunner().invoke(app, arguments)
