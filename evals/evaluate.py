@@ -29,6 +29,7 @@ from evals.datasets import get_dataset, load_heldout
 from evals.engines.interface import Engine, Sample, SamplingParams
 from evals.grading import Grade, grade_many
 from evals.grading.sandbox import SandboxUnavailable, choose_rung
+from evals.grading.verdict import UNJUDGED
 from evals.problems import Problem
 from evals.prompts import Template, get_template
 from evals.sources import LoadReport, json_lines, quote
@@ -37,8 +38,6 @@ log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 HELDOUT = "heldout"
-UNJUDGED = frozenset({"grader_error", "sandbox_error", "no_tests"})
-"""Verdicts that say nothing about the response: these samples are left out of the scores, and counted."""
 GRADED_AT_ONCE = 64  # samples between two appends
 
 Progress = Callable[[str, int, int | None], None]

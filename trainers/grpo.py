@@ -6,7 +6,7 @@ widths, a floored std in place of an epsilon, and the aggregation rule is a choi
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from evals.datasets import load_train
 from evals.engines import load_model, make_engine
-from evals.prompts import TEMPLATES
+from evals.problems import Problem
+from evals.prompts import TEMPLATES, Template
 from trainers import checkpoints
 from trainers import metric_names as names
 from trainers.aggregation import Scope, token_weights
@@ -55,7 +56,8 @@ def train(
     done = checkpoints.load_latest(cell_dir, model, optimizer)
     if done:
         log.info("resuming after step %d", done)
-    prompts = usable_prompts(cell, tokenizer, recipe, data_dir)
+    template = TEMPLATES[cell["model"]["template"]]
+    prompts = usable_prompts(load_train(cell["dataset"]["name"], data_dir=data_dir), template, tokenizer, recipe)
     engine = make_engine("torch", model, tokenizer)
     step_log = StepLog(cell_dir / "metrics.jsonl")
     keep = {*keep_steps, recipe.steps}
@@ -63,7 +65,7 @@ def train(
     for step in range(done + 1, recipe.steps + 1):
         start = time.perf_counter()
         batch = step_prompts(prompts, step, cell["seed"], recipe.prompts_per_step)
-        rollout = sample_rollout(engine, batch, recipe, cell["seed"], step)
+        rollout = sample_rollout(engine, batch, recipe, cell["seed"], step, template.extractor)
         metrics = rollout_metrics(rollout, recipe, cell["scope"])
         metrics |= update_policy(model, optimizer, rollout, recipe, cell["rule"], cell["scope"], step)
         metrics[names.STEP_SECONDS] = time.perf_counter() - start
@@ -173,11 +175,9 @@ def make_optimizer(model: PreTrainedModel, recipe: Recipe) -> torch.optim.AdamW:
 
 
 def usable_prompts(
-    cell: dict[str, Any], tokenizer: PreTrainedTokenizerBase, recipe: Recipe, data_dir: Path | None
+    problems: Sequence[Problem], template: Template, tokenizer: PreTrainedTokenizerBase, recipe: Recipe
 ) -> list[Prompt]:
-    """The training problems under the cell's template, without those longer than `max_prompt_tokens`."""
-    template = TEMPLATES[cell["model"]["template"]]
-    problems = load_train(cell["dataset"]["name"], data_dir=data_dir)
+    """The training problems as the model reads them, without those longer than `max_prompt_tokens`."""
     prompts = [Prompt(problem, template.render(problem, tokenizer)) for problem in problems]
     ids = tokenizer([prompt.text for prompt in prompts], add_special_tokens=False)["input_ids"]
     usable = [p for p, row in zip(prompts, ids, strict=True) if len(row) <= recipe.max_prompt_tokens]

@@ -11,15 +11,13 @@ from torch import Tensor
 
 from evals.engines import Engine, Sample, SamplingParams
 from evals.grading import grade_many
+from evals.grading.verdict import UNJUDGED
 from evals.problems import Problem
 from trainers import metric_names as names
 from trainers.advantages import group_advantages
 from trainers.aggregation import Scope
 from trainers.lengths import length_statistics, sign_mass
 from trainers.recipe import Recipe
-
-GRADER_FAILURES = frozenset({"grader_error", "sandbox_error"})
-"""Verdicts that say nothing about the response: it is masked out instead of being called wrong."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +73,15 @@ def step_prompts(prompts: Sequence[Prompt], step: int, seed: int, prompts_per_st
     return [prompts[i] for i in order[place * prompts_per_step : (place + 1) * prompts_per_step]]
 
 
-def sample_rollout(engine: Engine, prompts: Sequence[Prompt], recipe: Recipe, seed: int, step: int) -> Rollout:
-    """Sample and grade a group for each prompt with the engine's current weights."""
+def sample_rollout(
+    engine: Engine, prompts: Sequence[Prompt], recipe: Recipe, seed: int, step: int, extractor: str = "any"
+) -> Rollout:
+    """Sample and grade a group for each prompt with the engine's current weights.
+
+    Args:
+        seed, step: together they seed the sampling.
+        extractor: how the prompts' template says that answers are found (`evals.prompts`).
+    """
     start = time.perf_counter()
     params = SamplingParams(
         n=recipe.group_size,
@@ -89,13 +94,13 @@ def sample_rollout(engine: Engine, prompts: Sequence[Prompt], recipe: Recipe, se
     sampled = time.perf_counter()
     flat_samples = [sample for group in groups for sample in group]
     flat_prompts = [prompt for prompt in prompts for _ in range(recipe.group_size)]
-    grades = grade_many([s.text for s in flat_samples], [p.problem for p in flat_prompts])
+    grades = grade_many([s.text for s in flat_samples], [p.problem for p in flat_prompts], extractor=extractor)
     graded = time.perf_counter()
 
     rewards = torch.tensor([float(grade.correct) for grade in grades])
     group_ids = torch.arange(len(prompts)).repeat_interleave(recipe.group_size)
     truncated = torch.tensor([sample.truncated for sample in flat_samples])
-    judged = torch.tensor([grade.reason not in GRADER_FAILURES for grade in grades])
+    judged = torch.tensor([grade.reason not in UNJUDGED for grade in grades])
     mask = judged & ~truncated if recipe.overlong_filtering else judged
     advantages = torch.zeros_like(rewards)
     advantages[judged] = group_advantages(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from evals.engines.interface import Engine
@@ -27,6 +28,7 @@ def load_model(
     Raises:
         FileNotFoundError: the folder or package is not there, or the hub does not have or cannot deliver the model.
     """
+    transformers.utils.logging.disable_progress_bar()
     spec = _spec(source)
     location = _location(spec)
     options = {key: spec[key] for key in ("revision", "gguf_file") if spec.get(key)}
@@ -35,7 +37,7 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(
             location, dtype=torch.float32, attn_implementation="sdpa", **options, **spec.get("config", {})
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise FileNotFoundError(
             f"cannot load a model from {location!r}: {_first_line(error)} "
             "Give a folder that holds config.json and weights, or a hub id that this machine can reach."

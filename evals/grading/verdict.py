@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+UNJUDGED = frozenset({"grader_error", "sandbox_error", "no_tests"})
+"""Reasons that say nothing about the response: not a wrong answer, and left out of scores and rewards."""
+
 
 @dataclass(frozen=True)
 class TestResult:
