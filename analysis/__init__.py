@@ -1,0 +1,1 @@
+"""Figures and tables from logged runs. Reads MLflow only and shares nothing but metric names."""

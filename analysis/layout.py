@@ -1,0 +1,264 @@
+"""Panels: how figures are laid out, and how a rule's seeds are drawn into an axes.
+
+Every figure has one panel per model and data set. Its head is the title and one legend of the rules; its foot is
+a caption that says what is shown, in which unit and over how many seeds, and what is missing.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from analysis import runs
+from analysis.statistics import MIN_SEEDS, mean_interval
+from analysis.style import RuleStyle, legend_handles, rule_styles
+
+Notes = Sequence[str]
+
+# Inches. A figure is as wide as a text page and as high as its rows need. Plain sums instead of a layout engine:
+# all figures line up, and drawing takes half the time.
+WIDTH = 7.6
+ROW_HEIGHT = 1.55
+ROW_GAP = 0.16
+LEFT = 0.86
+RIGHT = 0.14
+GAP = 0.22
+GAP_WITH_LABELS = 0.72
+HEAD = 0.62
+TITLE_LINE = 0.165
+X_LABELS = 0.46
+CAPTION_LINE = 0.152
+CAPTION_CHARACTERS = 126
+
+MOST_POINTS_WITH_MARKERS = 15
+X_LABEL = "Training step"
+REFERENCE_LINE: dict[str, Any] = {"color": "#404040", "linewidth": 1.0, "zorder": 1}
+
+
+@dataclass(frozen=True)
+class View:
+    """One kind of axes: which metric it shows, the words around it, and the value of its reference line."""
+
+    metric: str
+    y_label: str
+    title: str = ""
+    reference: float | None = None
+
+
+def one_view(table: pd.DataFrame, values: pd.DataFrame, view: View, title: str, caption: str, notes: Notes) -> Figure:
+    """A grid of panels, all with one scale. `table` names panels and rules, `values` holds the curves."""
+    values = values[values.metric == view.metric]
+    panels = runs.panels(table)
+    styles = rule_styles(list(table.rule.unique()))
+    caption = f"{caption} {seeds_sentence(values)}"
+    figure, axes = canvas(
+        len(panels), 2, title, caption, notes, legend_handles(styles, markers=_few_points(values)),
+    )  # fmt: skip
+    for panel, ax in zip(panels, axes, strict=True):
+        for rule, style in styles.items():
+            draw_seeds(ax, _seeds(_of_rule(values, panel, rule)), style)
+        finish(ax, view, panel_title(panel, table))
+    start_at_zero(axes, values)
+    return figure
+
+
+def side_by_side(
+    table: pd.DataFrame,
+    views: list[View],
+    title: str,
+    caption: str,
+    notes: Notes,
+    share_y: Literal["row", "col"],
+) -> Figure:
+    """One row per panel and one column per view."""
+    panels = runs.panels(table)
+    styles = rule_styles(list(table.rule.unique()))
+    shown = table[table.metric.isin([view.metric for view in views])]
+    figure, axes = canvas(
+        len(panels) * len(views), len(views), title, f"{caption} {seeds_sentence(shown)}", notes,
+        legend_handles(styles, markers=_few_points(shown)), share_y=share_y,
+        gap=GAP if share_y == "row" else GAP_WITH_LABELS, title_lines=2,
+    )  # fmt: skip
+    for (panel, view), ax in zip(product(panels, views), axes, strict=True):
+        values = shown[shown.metric == view.metric]
+        for rule, style in styles.items():
+            draw_seeds(ax, _seeds(_of_rule(values, panel, rule)), style)
+        head = panel_title(panel, table) if view is views[0] else ""
+        finish(ax, view, f"{head}\n{view.title}", own_scale=share_y == "col")
+    start_at_zero(axes, shown)
+    return figure
+
+
+def counterfactual(
+    table: pd.DataFrame,
+    values: pd.DataFrame,
+    curves: dict[str, list[str]],
+    view: View,
+    title: str,
+    caption: str,
+    notes: Notes,
+) -> Figure:
+    """One row per panel, one column per rule that trained; `curves`: the metrics drawn in each rule's style."""
+    panels, trained = runs.panels(table), rule_styles(list(table.rule.unique()))
+    styles = rule_styles(list(curves))
+    shown = values[values.metric.isin([metric for metrics in curves.values() for metric in metrics])]
+    figure, axes = canvas(
+        len(panels) * len(trained), len(trained), title, f"{caption} {seeds_sentence(shown)}", notes,
+        legend_handles(styles, markers=_few_points(shown)), title_lines=2,
+    )  # fmt: skip
+    for (panel, rule), ax in zip(product(panels, trained), axes, strict=True):
+        of_run = _of_rule(shown, panel, rule)
+        for other, style in styles.items():
+            for metric in curves[other]:
+                draw_seeds(ax, _seeds(of_run[of_run.metric == metric]), style)
+        head = f"{panel_title(panel, table)}, trained with" if rule == next(iter(trained)) else ""
+        finish(ax, view, f"{head}\n{trained[rule].label}")
+    return figure
+
+
+def canvas(
+    num_axes: int,
+    most_columns: int,
+    title: str,
+    caption: str,
+    notes: Notes,
+    handles: list[Line2D],
+    x_label: str = X_LABEL,
+    *,
+    share_y: bool | Literal["row", "col"] = True,
+    row_height: float = ROW_HEIGHT,
+    left: float = LEFT,
+    gap: float = GAP,
+    title_lines: int = 1,
+) -> tuple[Figure, list[Axes]]:
+    """A figure with its title and legend above the axes and its caption below; axes in reading order.
+
+    Lengths are in inches: `row_height` of one axes, `left` of the labels left of the first, `gap` between two.
+    """
+    columns = min(num_axes, most_columns)
+    rows = -(-num_axes // columns)
+    foot_lines = textwrap.wrap(" ".join([caption, *notes]), CAPTION_CHARACTERS)
+    foot = CAPTION_LINE * len(foot_lines) + 0.1
+    titles = TITLE_LINE * title_lines + 0.1
+    height = HEAD + rows * (titles + row_height) + (rows - 1) * ROW_GAP + X_LABELS + foot
+    width = (WIDTH - left - RIGHT - (columns - 1) * gap) / columns
+    figure = Figure(figsize=(WIDTH, height))
+    grid = figure.subplots(
+        rows,
+        columns,
+        sharex=True,
+        sharey=share_y,
+        squeeze=False,
+        gridspec_kw={
+            "left": left / WIDTH,
+            "right": 1 - RIGHT / WIDTH,
+            "top": 1 - (HEAD + titles) / height,
+            "bottom": (foot + X_LABELS) / height,
+            "wspace": gap / width,
+            "hspace": (titles + ROW_GAP) / row_height,
+        },
+    )
+    figure.text(0.1 / WIDTH, 1 - 0.08 / height, title, va="top", fontsize=12)
+    figure.text(0.1 / WIDTH, foot / height, "\n".join(foot_lines), va="top", fontsize=8, linespacing=1.35)
+    has_lines = any(handle.get_linestyle() != "None" for handle in handles)
+    figure.legend(
+        handles=handles,
+        handlelength=None if has_lines else 1.2,
+        loc="upper left",
+        bbox_to_anchor=(0.0, 1 - 0.29 / height),
+        ncols=max(len(handles), 1),
+        columnspacing=1.4,
+        borderaxespad=0.2,
+    )
+    axes = list(grid.flat)
+    for ax in axes[num_axes:]:
+        ax.remove()
+    for ax in axes[num_axes - columns : num_axes]:
+        ax.set_xlabel(x_label)
+        ax.tick_params(labelbottom=True)
+    return figure, axes[:num_axes]
+
+
+def draw_seeds(ax: Axes, seeds: pd.DataFrame, style: RuleStyle) -> None:
+    """Draw one rule. `seeds`: index step, one column per seed."""
+    marker: dict[str, Any] = {"marker": style.marker if len(seeds) <= MOST_POINTS_WITH_MARKERS else ""}
+    if seeds.shape[1] < MIN_SEEDS:
+        for seed in seeds:
+            values = seeds[seed].dropna()
+            ax.plot(values.index, values, **style.line(label=style.label), **marker)
+        return
+    mean, low, high = mean_interval(seeds.to_numpy().T)
+    ax.plot(seeds.index, mean, **style.line(label=style.label), **marker)
+    ax.fill_between(seeds.index, low, high, color=style.color, alpha=0.18, linewidth=0, zorder=1)
+
+
+def finish(ax: Axes, view: View, title: str, *, own_scale: bool = False) -> None:
+    """Titles, labels and reference line of an axes whose curves are drawn."""
+    ax.set_title(title)
+    place = ax.get_subplotspec()
+    ax.set_ylabel(view.y_label if own_scale or (place and place.is_first_col()) else "")
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))
+    if not ax.lines:
+        mark_empty(ax)
+    if view.reference is not None:
+        ax.axhline(view.reference, **REFERENCE_LINE)
+
+
+def mark_empty(ax: Axes) -> None:
+    """Say that nothing was logged, where an axes without curves might pass for a zero."""
+    text = ax.text(0.5, 0.55, "no values", transform=ax.transAxes, ha="center", va="center", color="#606060")
+    text.set_bbox({"facecolor": "white", "edgecolor": "none"})
+
+
+def start_at_zero(axes: list[Axes], values: pd.DataFrame) -> None:
+    """A scale that starts at zero wherever all values are positive, so that heights compare as they look."""
+    if not values.empty and (values.value.dropna() >= 0).all():
+        for ax in axes:
+            ax.set_ylim(bottom=0)
+
+
+def panel_title(panel: runs.Panel, table: pd.DataFrame) -> str:
+    """Model, data set and the number of seeds per rule."""
+    counts = _seed_counts(runs.in_panel(table, panel))
+    low, high = counts.min(), counts.max()
+    return f"{runs.panel_name(panel, table)}  (n = {low if low == high else f'{low} to {high}'})"
+
+
+def seeds_sentence(values: pd.DataFrame) -> str:
+    """What n means in the titles, and what is drawn of so many seeds."""
+    counts = _seed_counts(values)
+    interval = "mean over n seeds with its 95 % t interval"
+    if counts.empty:
+        return ""
+    if counts.max() == 1:
+        return "n = 1 seed per rule: single runs, so no interval can be given."
+    if counts.max() < MIN_SEEDS:
+        return f"n = seeds per rule; with fewer than {MIN_SEEDS} each is shown by itself, without an interval."
+    if counts.min() >= MIN_SEEDS:
+        return f"n = seeds per rule; shown is the {interval}."
+    return f"n = seeds per rule; shown is the {interval}, or each seed where a rule has fewer than {MIN_SEEDS}."
+
+
+def _of_rule(table: pd.DataFrame, panel: runs.Panel, rule: str) -> pd.DataFrame:
+    return runs.in_panel(table[table.rule == rule], panel)
+
+
+def _seeds(values: pd.DataFrame) -> pd.DataFrame:
+    """The values of one metric and rule in one panel: index step, one column per seed."""
+    return values.pivot(index="step", columns="seed", values="value").sort_index()
+
+
+def _few_points(values: pd.DataFrame) -> bool:
+    return values.step.nunique() <= MOST_POINTS_WITH_MARKERS
+
+
+def _seed_counts(table: pd.DataFrame) -> pd.Series:
+    """Seeds per panel and rule."""
+    return table.groupby([*runs.PANEL, "rule"], observed=True)["seed"].nunique()
