@@ -28,13 +28,14 @@ from evals.grading.math_expressions import (
     same_value,
 )
 from evals.grading.math_judge import judge
-from evals.grading.math_structure import Group, Leaf, Node, Relation, read_answer
+from evals.grading.math_structure import Group, Leaf, Node, Relation, is_infinite, read_answer
 
 GRID = [Fraction(k, 8) + Fraction(1, 1009) for k in range(-96, 97)]
 _TO_LATEX = str.maketrans(
     {"*": r"\cdot ", "≤": r"\le ", "≥": r"\ge ", "∞": r"\infty ", "°": r"^\circ ", "∪": r"\cup ", "±": r"\pm ", "≠": r"\ne ",
      "∈": r"\in ", "∩": r"\cap ", "%": r"\%", "…": r"\ldots "}
 )  # fmt: skip
+_BEYOND_THE_READER = re.compile(r"\\(?:sum|prod|int|iint|iiint|oint|lim|det|begin|bmod|pmod|mod)(?![a-z])")
 _SYMPY_LITERAL = re.compile(r"\s*(Integer|Float)\s*\(\s*'?([\d.eE+-]+)'?\s*\)\s*")
 
 
@@ -53,9 +54,11 @@ class ProbingAlgebra:
         self.unreadable = False
 
     def same_value(self, gold: str, answer: str, rel_tolerance: float) -> bool:
-        try:
-            ours, theirs = read_expression(gold), read_expression(answer)
-        except Unreadable:
+        ours, theirs = _read(gold), _read(answer)
+        if ours is None or theirs is None:
+            if theirs is None and ours is not None and not _BEYOND_THE_READER.search(answer):
+                self.unreadable = True
+                return False
             return self.by_math_verify(gold, answer)
         try:
             return same_value(ours, theirs, rel_tolerance)
@@ -107,6 +110,13 @@ class ProbingAlgebra:
             return rename(text, old, new)
         except Unreadable:
             return text
+
+
+def _read(text: str) -> Expression | None:
+    try:
+        return read_expression(text)
+    except Unreadable:
+        return None
 
 
 def _parsed(text: str) -> list:
@@ -207,10 +217,10 @@ def _interval(node: Group) -> RealSet:
 
 def _number(node: Node) -> Fraction | None:
     """The value of a constant, None for an infinity. Irrational values are cut at 30 digits, alike on both sides."""
+    if is_infinite(node):
+        return None
     if not isinstance(node, Leaf):
         raise Unreadable("not a number")
-    if "∞" in node.text:
-        return None
     return _value(read_expression(node.text), {})
 
 
@@ -245,7 +255,7 @@ def _solutions(relation: Relation) -> RealSet:
 
 
 def _side(text: str) -> Expression | None:
-    return None if "∞" in text else read_expression(text)
+    return None if is_infinite(Leaf(text)) else read_expression(text)
 
 
 def _holds(left: Fraction | None, right: Fraction | None, sign: str) -> bool:

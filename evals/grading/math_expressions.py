@@ -17,8 +17,8 @@ from functools import lru_cache
 
 import mpmath
 
-from evals.grading.math_text import closing, compact
 from evals.grading.math_numbers import read_number
+from evals.grading.math_text import closing, compact
 
 MAX_BITS = 1 << 17
 MAX_DEPTH = 80
@@ -70,10 +70,7 @@ _FUNCTIONS: dict[str, Callable] = {
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot", "sec": "arcsec", "csc": "arccsc",
              "sinh": "arcsinh", "cosh": "arccosh", "tanh": "arctanh"}  # fmt: skip
 _NAMED = {*_FUNCTIONS, "ln", "log", "lg", "exp", "sqrt", "cbrt", "abs", "floor", "ceil", "max", "min", "gcd", "lcm", "Re", "Im"}
-_GREEK = (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron rho sigma tau upsilon phi chi psi "
-    "omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega"
-).split()
+_GREEK = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi", "omicron", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega"]
 _LETTERLIKE = {*_GREEK, "hbar", "ell", "partial", "nabla", "odot", "vartheta", "varrho", "varsigma", "angle", "triangle", "star"}
 _DECORATIONS = {"dot": "D1:", "ddot": "D2:", "bar": "bar:", "hat": "hat:", "tilde": "tilde:", "overline": "bar:",
                 "widehat": "hat:", "overrightarrow": "vec:"}  # fmt: skip
@@ -141,6 +138,8 @@ class _Reader:
                 operator = self.take().text
                 result = _binary(_multiply if operator == "*" else _divide, result, self.signed())
             elif self.starts_factor():
+                if self.kind() == "number" and self.tokens[self.at - 1].kind == "number":
+                    raise Unreadable("two numbers side by side")
                 result = _binary(_multiply, result, self.power())
             else:
                 return result
@@ -449,9 +448,7 @@ class _Reader:
             self.take()
             degree = self.sum()
             self.take("]")
-        if self.peek() in ("{", "("):
-            radicand = self.atom()
-        elif self.kind() == "number":
+        if self.peek() in ("{", "(") or self.kind() == "number":
             radicand = self.atom()
         else:
             radicand = self.argument()

@@ -12,7 +12,17 @@ from fractions import Fraction
 from typing import Protocol
 
 from evals.grading.math_numbers import agree, read_number
-from evals.grading.math_structure import Group, Leaf, Matrix, Node, Relation, flat_list, read_answer, readings
+from evals.grading.math_structure import (
+    Group,
+    Leaf,
+    Matrix,
+    Node,
+    Relation,
+    flat_list,
+    is_infinite,
+    read_answer,
+    readings,
+)
 from evals.grading.math_text import compact, normalise
 from evals.grading.math_units import Unit, conversion, split_unit
 
@@ -68,7 +78,7 @@ _FUNCTION = re.compile(r"([A-Za-z]+)\s*\(\s*([A-Za-z])\s*\)")
 _WITH_BASE = re.compile(r"\(?([0-9A-Za-z]*\d[0-9A-Za-z]*)\)?\s*_\s*(?:\{?\s*\(?\s*(\d+|\\text\{\w+\})\s*\)?\s*\}?)|"
                         r"\(?([0-9A-Z]*\d[0-9A-Z]*)\)?\s*\(?\\text\{\(?base[ -]?(\d+|\w+)\)?\}\s*(\d*)\)?")  # fmt: skip
 _BASE_WORDS = {word: base for base, word in enumerate(
-    "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split(), start=2)}  # fmt: skip
+    ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen"], start=2)}  # fmt: skip
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*(?:\\text\{)?\s*([aApP])?\.?\s*(?:[mM]\.?)?\s*\}?")
 _CHOICE = re.compile(r"\(?([A-Z])(?:\)|\.|:|\s|$).*", re.DOTALL)
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z][a-z]{3,}(?![A-Za-z])")
@@ -316,17 +326,17 @@ def _is_real_set(node: Node) -> bool:
         return True
     if node.kind in ("list", "or"):
         return any(_is_real_set(item) and not isinstance(item, Group) for item in node.items)
-    return node.kind in ("()", "[]") and any(isinstance(item, Leaf) and "∞" in item.text for item in node.items)
+    return node.kind in ("()", "[]") and any(map(is_infinite, node.items))
 
 
 def _same_brackets(gold: Group, answer: Group) -> bool:
     """Whether the brackets say the same; those at an infinite end, and around three and more values, say nothing."""
-    if gold.kind == answer.kind or "list" in (gold.kind, answer.kind) and "{}" not in (gold.kind, answer.kind):
+    if gold.kind == answer.kind or ("list" in (gold.kind, answer.kind) and "{}" not in (gold.kind, answer.kind)):
         return True
     if len(gold.kind) != 2 or len(answer.kind) != 2 or "{}" in (gold.kind, answer.kind) or len(gold.items) != 2:
         return {gold.kind, answer.kind} == {"()", "[]"} and len(gold.items) > 2
     return all(
-        ours == theirs or (isinstance(item, Leaf) and "∞" in item.text)
+        ours == theirs or is_infinite(item)
         for ours, theirs, item in zip(gold.kind, answer.kind, gold.items, strict=True)
     )
 
@@ -356,10 +366,10 @@ def _clash(gold: str, answer: str) -> bool:
     """Whether two names are those of different things: `x` and `y`, `f(x)` and `g(x)`, `x_1` and `x_2`."""
     keys = []
     for name in (gold, answer):
-        key = compact(name)
-        if len(key) > 1 and _is_words(name):
+        if _is_words(name):
             return False
-        keys.append((key[0].casefold() if key[0] != "\\" else key.split("_")[0].split("(")[0], key.partition("_")[2]))
+        base, _, index = compact(name).partition("(")[0].partition("_")
+        keys.append((base.casefold(), index))
     (ours, index), (theirs, other) = keys
     return ours != theirs or bool(index and other and index != other)
 

@@ -7,7 +7,7 @@
 import re
 from dataclasses import dataclass
 
-from evals.grading.math_text import ROW, closing, is_one_bracket, outside_brackets
+from evals.grading.math_text import ROW, closing, compact, is_one_bracket, outside_brackets
 
 MAX_DEPTH = 12
 MAX_ITEMS = 400
@@ -102,6 +102,10 @@ def flat_list(nodes: list[Node]) -> Node:
     for node in nodes:
         items.extend(node.items if isinstance(node, Group) and node.kind in ("list", "or") else [node])
     return items[0] if len(items) == 1 else Group("list", tuple(items))
+
+
+def is_infinite(node: Node) -> bool:
+    return isinstance(node, Leaf) and compact(node.text) in ("∞", "+∞", "-∞")
 
 
 def _read_matrix(text: str, depth: int) -> Node | None:
