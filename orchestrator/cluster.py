@@ -16,9 +16,11 @@ ENVIRONMENT = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray gives up after 30 s, which a busy machine with a cold disk can need.
-    "RAY_gcs_server_port_wait_time_s": "120",
 }
+"""Ray's own switches, where the environment does not say otherwise."""
+
+START_WAIT_S = "120"
+"""Ray gives up on its own start after 30 s, which a busy machine with a cold disk can need."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,16 @@ def connect() -> list[Resources]:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if not address:
         options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", START_WAIT_S)
     try:
         ray.init(**options)
-    except (RuntimeError, ConnectionError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+    except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
+        reason = str(error).strip().splitlines()[0]
         if address:
-            raise UserError(f"cannot join the Ray cluster at RAY_ADDRESS={address}: {reason}") from error
-        raise UserError(
-            f"Ray does not start on this machine: {reason}\nIts logs: /tmp/ray/session_latest/logs"
-        ) from error
+            hint = "Is it running? If it asks for a token, set RAY_AUTH_MODE=token."
+            raise UserError(f"cannot join the Ray cluster at RAY_ADDRESS={address}: {reason}\n{hint}") from error
+        logs = "Its logs are in /tmp/ray/session_latest/logs."
+        raise UserError(f"Ray does not start on this machine: {reason}\n{logs}") from error
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return [Resources(node.get("CPU", 0), node.get("GPU", 0)) for node in alive]
 

@@ -65,7 +65,7 @@ def errors(path: Path) -> list[str]:
         ("{path: small, ", "{", "2: models.small: give one of path, hub_id and package"),
         ("gpus: 8", "gpus: many", "3: models.large.gpus: input should be a valid number"),
         ("gen_short: {s", "gen_shrt: {s", "5: benchmarks.gen_shrt: unknown benchmark 'gen_shrt'; did you mean"),
-        ("rules: [sequence", "rules: [sequense", "8: grids.main.rules.0: unknown rule 'sequense'; did you mean 'sequence'?"),
+        ("rules: [sequence", "rules: [sequense", "8: grids.main.rules.0: unknown rule 'sequense'; did you mean"),
         ("[small, large]", "[small, larg]", "9: grids.main.models.1: unknown model 'larg'; did you mean 'large'?"),
         ("[gen_chains,", "[gen_chain,", "10: grids.main.datasets.0: unknown data set 'gen_chain'; did you mean"),
         ("steps: 20", "step: 20", "13: grids.main.train.step: unknown key 'step'; did you mean 'steps'?"),

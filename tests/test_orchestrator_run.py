@@ -96,7 +96,7 @@ def expected_scores(step: int) -> dict[str, float]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """Environment of a Ray cluster of two cores that outlives the commands."""
-    environment = {"HOME": str(tmp_path_factory.mktemp("home")), "PYTHONPATH": PYTHONPATH}
+    environment = {"HOME": str(tmp_path_factory.mktemp("home")), "PYTHONPATH": PYTHONPATH, "RAY_AUTH_MODE": "token"}
     code = (
         "import ray, sys\n"
         "ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)\n"
@@ -135,7 +135,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def wait_for(condition, timeout_s: float = 60) -> None:
+def wait_for(condition, timeout_s: float = 180) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -194,7 +194,7 @@ def test_a_killed_grid_goes_on_and_two_commands_share_it(project):
     # At once, and by two commands on the same grid: orphans have to go by themselves.
     commands = [start("run", *STAND_INS), start("run", *STAND_INS)]
     for command in commands:
-        out, errors = command.communicate(timeout=120)
+        out, errors = command.communicate(timeout=180)
         assert command.returncode == 0, out + errors
         assert "3 of 3 cells done" in out
         assert "Traceback" not in errors
@@ -206,12 +206,12 @@ def test_a_killed_grid_goes_on_and_two_commands_share_it(project):
         assert starts[0].endswith("from 0")
         if len(starts) == 2:
             assert starts[1].split()[-1] in ("0", "4", "5", "8")
-    wait_for(lambda: not own_processes(project), timeout_s=20)
+    wait_for(lambda: not own_processes(project), timeout_s=60)
 
     # All is done: nothing is started, and the answer is the same table.
     before = {path: path.stat().st_mtime_ns for path in project.glob("runs/**/*")}
     again = start("run", *STAND_INS)
-    out, errors = again.communicate(timeout=60)
+    out, errors = again.communicate(timeout=180)
     assert (again.returncode, errors) == (0, "")
     assert "3 of 3 cells done" in out
     row = next(line for line in out.splitlines() if line.startswith("balanced"))
@@ -262,14 +262,14 @@ def test_failures_cost_their_own_cell_and_an_interrupt_keeps_what_is_done(projec
     command = start("run", "--only", "rule=sequence", *STAND_INS)
     wait_for(lambda: steps_trained(project) >= 2 * STEPS + 5)
     os.killpg(command.pid, signal.SIGINT)
-    out, errors = command.communicate(timeout=60)
+    out, errors = command.communicate(timeout=180)
     assert command.returncode == 130, out + errors
     assert "Go on with:\n  balagg run --only rule=sequence" in out
     assert "Traceback" not in errors
     state, reason = describe(look_up(runs_dir, cells[0]))
     assert state == "cancelled"
     assert reason.startswith("interrupted after step ")
-    wait_for(lambda: not is_held(runs[0].folder.training), timeout_s=20)
+    wait_for(lambda: not is_held(runs[0].folder.training), timeout_s=60)
 
     # A worker that always dies is given up after the retries.
     (project / "slow").unlink()
