@@ -43,7 +43,7 @@ def grade_program(
         tests: `{"input": ..., "output": ...}` each: standard input and output, or, with `fn_name`, one JSON argument
             per line and a JSON value.
         fn_name: name of a method of `class Solution`, or of a function.
-        time_limit_s: CPU seconds per test, rounded up to whole seconds; by the clock four times as much and two more.
+        time_limit_s: CPU seconds per test, rounded up to whole seconds; twice as much and two more for one that sleeps.
         mode: `strict`, or `official` for the verdicts of LiveCodeBench's own checker: decimals must be equal, nested
             tuples are not lists, any code of `sys.exit` will do, and LeetCode's imports are always there.
         packages: whether installed packages, and the names LeetCode solutions assume, may be used.

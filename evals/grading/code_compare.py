@@ -10,7 +10,8 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-TOLERANCE = 1e-6
+TOLERANCE = 1.000001e-6
+"""1e-6, and room for what binary makes of two decimals that differ by exactly that, as 0.333333 and 0.333334 do."""
 
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)

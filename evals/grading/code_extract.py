@@ -53,8 +53,10 @@ def _blocks(text: str) -> list[_Block]:
         if not fence:
             if found and "`" not in found[2]:
                 fence, tag, lines = found[1], _tag(found[2]), []
-        elif found and not found[2] and found[1].startswith(fence):
-            blocks.append(_Block(tag, _dedent(lines), closed=True))
+        elif (found and not found[2] and found[1].startswith(fence)) or line.rstrip().endswith(fence):
+            # Models also close a block at the end of its last line.
+            rest = line.rstrip().rstrip(fence[0])
+            blocks.append(_Block(tag, _dedent([*lines, rest]), closed=True))
             fence = ""
         else:
             lines.append(line)
@@ -70,4 +72,4 @@ def _tag(info: str) -> str:
 
 
 def _dedent(lines: list[str]) -> str:
-    return textwrap.dedent("\n".join(lines)) + "\n"
+    return textwrap.dedent("\n".join(lines)).rstrip() + "\n"

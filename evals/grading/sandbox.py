@@ -61,8 +61,8 @@ class Limits:
 
     Attributes:
         cpu_s: CPU seconds per test, rounded up to whole seconds.
-        wall_s: seconds per test by the clock; None for four times `cpu_s` and two more, since a machine that is busy
-            with other things must not change a verdict.
+        wall_s: seconds per test by the clock, for programs that sleep; None for twice `cpu_s` and two more. Time spent
+            waiting for a processor is not counted: a machine busy with other things must not change a verdict.
         memory_bytes: address space.
         output_bytes: length of the output of one test.
         file_bytes: length of a file.
@@ -82,7 +82,7 @@ class Limits:
 
     @property
     def clock_s(self) -> float:
-        return 4 * self.cpu_s + 2 if self.wall_s is None else self.wall_s
+        return 2 * self.cpu_s + 2 if self.wall_s is None else self.wall_s
 
 
 @dataclass(frozen=True)
@@ -208,12 +208,14 @@ class Running:
 
     def _work(self, until_line: bool) -> None:
         """Move bytes until the program has sent a line or ended; end it at a limit."""
-        now = time.monotonic()
+        now = started = time.monotonic()
         deadline, next_count = now + self._limits.clock_s, now + _TICK_S
         while self.ending is None and not (until_line and b"\n" in self._lines):
             now = time.monotonic()
             if now >= deadline:
-                self._kill("timeout")
+                deadline = started + self._limits.clock_s + self._zygote.waited_s()
+                if now >= deadline:
+                    self._kill("timeout")
             elif now >= next_count:
                 next_count = now + _TICK_S
                 if self._zygote.num_threads() > self._limits.threads:
@@ -406,6 +408,14 @@ class _Zygote:
             return sum(len(os.listdir(f"/proc/{child}/task")) for child in _children(self._pid))
         except OSError:
             return 0
+
+    def waited_s(self) -> float:
+        """Seconds for which the program that runs now was ready and had no processor; 0 where `/proc` is silent."""
+        try:
+            paths = [Path(f"/proc/{child}/schedstat") for child in _children(self._pid)]
+            return sum(int(path.read_text().split()[1]) for path in paths) / 1e9
+        except (OSError, IndexError):
+            return 0.0
 
     def close(self) -> None:
         """The zygote ends, and its program with it, when the socket closes."""
