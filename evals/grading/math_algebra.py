@@ -33,7 +33,7 @@ from evals.grading.math_structure import Group, Leaf, Node, Relation, is_infinit
 GRID = [Fraction(k, 8) + Fraction(1, 1009) for k in range(-96, 97)]
 _TO_LATEX = str.maketrans(
     {"*": r"\cdot ", "≤": r"\le ", "≥": r"\ge ", "∞": r"\infty ", "°": r"^\circ ", "∪": r"\cup ", "±": r"\pm ", "≠": r"\ne ",
-     "∈": r"\in ", "∩": r"\cap ", "%": r"\%", "…": r"\ldots "}
+     "∈": r"\in ", "∩": r"\cap ", "%": r"\%", "…": r"\ldots ", "⏎": r"\\"}
 )  # fmt: skip
 _BEYOND_THE_READER = re.compile(r"\\(?:sum|prod|int|iint|iiint|oint|lim|det|begin|bmod|pmod|mod)(?![a-z])")
 _SYMPY_LITERAL = re.compile(r"\s*(Integer|Float)\s*\(\s*'?([\d.eE+-]+)'?\s*\)\s*")
@@ -143,6 +143,8 @@ def _math_verify() -> ModuleType:
 
     sympy_parser.eval_expr = read_literal
     logging.getLogger("math_verify").setLevel(logging.ERROR)
+    for sample in (r"\int_0^1 x dx", r"\sum_{k=1}^{n} \frac{1}{k^2}", r"\lim_{x \to 0} \sin x"):
+        math_verify.parse(rf"\boxed{{{sample}}}", parsing_timeout=None)  # its parser builds its tables on the way
     signal.setitimer(signal.ITIMER_REAL, remaining)
     return math_verify
 

@@ -79,7 +79,7 @@ _WITH_BASE = re.compile(r"\(?([0-9A-Za-z]*\d[0-9A-Za-z]*)\)?\s*_\s*(?:\{?\s*\(?\
                         r"\(?([0-9A-Z]*\d[0-9A-Z]*)\)?\s*\(?\\text\{\(?base[ -]?(\d+|\w+)\)?\}\s*(\d*)\)?")  # fmt: skip
 _BASE_WORDS = {word: base for base, word in enumerate(
     ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen"], start=2)}  # fmt: skip
-_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*(?:\\text\{)?\s*([aApP])?\.?\s*(?:[mM]\.?)?\s*\}?")
+_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([aApP])?\.?\s*(?:[mM]\.?)?")
 _CHOICE = re.compile(r"\(?([A-Z])(?:\)|\.|:|\s|$).*", re.DOTALL)
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z][a-z]{3,}(?![A-Za-z])")
 _FORMULA_WORDS = {"sqrt", "arcsin", "arccos", "arctan", "arccot", "sinh", "cosh", "tanh", "coth", "asin", "acos", "atan", "floor",
@@ -129,11 +129,14 @@ class Judge:
         assert isinstance(relation, Relation)
         if not (relation.is_equation or relation.is_membership):
             return False
-        if not _is_name(relation.sides[0]) and not self.holds(relation):
+        rounded = relation.signs[-1] == "≈"
+        if not (_is_name(relation.sides[0]) or rounded or self.holds(relation)):
             return False
         values = [read_answer(relation.value())]
-        if relation.signs[-1] == "≈":
+        if rounded:
             values.append(read_answer(relation.sides[-1]))
+            if not _is_name(relation.sides[0]):
+                values.append(read_answer(relation.sides[0]))
         if relation is gold:
             return any(self.same(value, answer) for value in values)
         return any(self.same(gold, value) for value in values)
@@ -277,7 +280,7 @@ class Judge:
         return any(algebra.same_value(gold_value, value, tolerance) for value in scaled)
 
     def same_clock_or_ratio(self, gold: str, answer: str) -> bool:
-        clocks = _CLOCK.fullmatch(gold), _CLOCK.fullmatch(answer)
+        clocks = [_CLOCK.fullmatch(re.sub(r"\\text\{([^{}]*)\}", r" \1", text).strip()) for text in (gold, answer)]
         if clocks[0] and clocks[1]:
             times = [[int(part or 0) for part in clock.groups()[:3]] for clock in clocks if clock]
             halves = {clock[4].lower() for clock in clocks if clock and clock[4]}

@@ -49,9 +49,9 @@ class Relation:
         return self.signs == ("∈",)
 
     def value(self) -> str:
-        """What the left side is said to be: the last exact side of an equation chain."""
-        exact = self.signs.index("≈") if "≈" in self.signs and self.signs.index("≈") else len(self.signs)
-        return self.sides[exact]
+        """What the left side is said to be: the last exact side of a chain of equations."""
+        exact = self.signs.index("≈") if "≈" in self.signs else len(self.signs)
+        return self.sides[exact or 1]
 
 
 Node = Leaf | Group | Matrix | Relation
@@ -74,6 +74,8 @@ def read_answer(text: str, depth: int = 0) -> Node:
     text = _FOR_ALL.sub("", text).strip() or text.strip()
     if depth > MAX_DEPTH:
         return Leaf(text)
+    if re.fullmatch(r"\\\{\s*\\\}", text):
+        return Leaf("∅")
     return (
         _read_matrix(text, depth)
         or _read_outward(text, depth)

@@ -70,8 +70,7 @@ _KEPT_UNICODE = set("⏎≤≥≠≈≡∈∪∩∖∅∞±∓…⟨⟩°")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋ₙ", "0123456789+-n")
 _FUNCTION_NAMES = frozenset(
-    "sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan arccot arcsec arccsc ln log lg exp max min gcd lcm "
-    "det dim deg".split()
+    ["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth", "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc", "ln", "log", "lg", "exp", "max", "min", "gcd", "lcm", "det", "dim", "deg"]
 )
 _CURRENCY = re.compile(r"\\\$|[£€¥₹]|(?<![A-Za-z])(?:USD|US\$)(?![A-Za-z])")
 _NEW_ROW = re.compile(r"\\\\(?:\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|cm|mm)\s*\])?|\\cr(?![A-Za-z])")
@@ -111,7 +110,8 @@ _REWRITES = (
     (re.compile(r"\\%|(?<![A-Za-z])percent(?:age)?(?![A-Za-z])(?:\s+points?)?"), "%"),
     (re.compile(r"(?<=[\d}\])°])\s*degrees?(?![A-Za-z])"), "°"),
     (re.compile(r"\(?\bd ?([A-Za-z]|\\[a-z]+)\)?\s*/\s*\(?d ?([A-Za-z])\b\)?"), r"\\frac{d \1}{d \2}"),
-    (re.compile(r"\\quad|\\mathstrut"), " "),
+    (re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)"), "*"),
+    (re.compile(r"(?:\\text\{)?\b[aA]ll real(?:s| numbers)\b\}?"), r"\\R"),
 )
 _WORD_JOINTS = {"and": " and ", "or": " or ", "percent": "%", "degrees": "°", "degree": "°", "percentage": "%"}
 

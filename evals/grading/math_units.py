@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from evals.grading.math_numbers import read_number
+
 # name variants -> (dimension, size in the dimension's first unit)
 _TABLE: dict[str, tuple[str, Fraction]] = {}
 for _dimension, _units in {
@@ -39,6 +41,9 @@ _SINGLE_LETTER = r"(?:(?<=[\d})]) [msghNJWVKL](?![A-Za-z]))"
 _UNIT = re.compile(
     rf"(?:\s*(?:[%°]|(?:{_WORD}|{_SINGLE_LETTER}){_POWER}(?:\s*(?:\*|/|per|\s)\s*(?:{_WORD}|(?<=/)\s*[a-zA-Z](?![A-Za-z])){_POWER})*))\s*$"
 )
+_TRIGONOMETRY = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_COUNTED = re.compile(r"(?:\s+[A-Za-z]{2,}){1,4}$")
+_NOT_UNITS = frozenset(["or", "and", "not", "more", "less", "fewer", "than", "least", "most", "if", "when", "only", "wrong", "incorrect", "to", "from", "million", "thousand", "billion", "hundred", "trillion", "dozen", "mod", "modulo", "choose", "over", "plus", "minus", "times", "divided", "squared", "cubed", "factorial"])  # fmt: skip
 _PART = re.compile(r"\s*(?P<joint>/|\bper\b)?\s*(?P<shape>square|sq\.?|cubic|cu\.?)?\s*(?P<name>[A-Za-z°%]+)"
                    r"(?:\s*\^\s*\{?\s*(?P<power>-?\d)\s*\}?|\s+(?P<after>squared|cubed))?")  # fmt: skip
 
@@ -61,7 +66,13 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
     Words count as a unit only after something else: `\\text{even}` alone is an answer, not a unit.
     """
     match = _UNIT.search(text)
-    if not match or match.end() - match.start() > 80:
+    if match is None and read_number(_COUNTED.sub("", text)) is not None:
+        match = _COUNTED.search(text)  # `12 red apples`
+    if match is None or match.end() - match.start() > 80:
+        return text, None
+    if match.group().strip() == "°" and _TRIGONOMETRY.search(text):
+        return text, None  # the degrees belong to the function's argument
+    if _NOT_UNITS & set(re.findall(r"[a-z]+", match.group().lower())):
         return text, None
     rest = text[: match.start()].rstrip(" *~")
     if not rest or rest[-1] in "+-/^_=<>(,":
