@@ -68,7 +68,7 @@ def plan(
     runs = [look_up(runs_dir or root / "runs", cell) for cell in cells]
     console.print(plan_table(runs))
     left = [run for run in runs if run.left]
-    console.print(f"{len(runs)} cells, {len(left)} with work left")
+    console.print(f"{len(left)} of {len(runs)} cells have work left")
 
 
 @app.command()

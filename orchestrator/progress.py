@@ -10,6 +10,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from orchestrator.schedule import CellRun
 from trainers.metric_names import EVAL_MEAN, REWARD_MEAN, STEP_SECONDS
@@ -66,7 +67,7 @@ def live_table(runs: Sequence[CellRun], max_rows: int) -> Table:
             state = "elsewhere" if run.elsewhere else run.state
             table.add_row(
                 run.cell.id,
-                f"[{STYLES.get(state, 'dim')}]{state}[/]",
+                styled(state),
                 f"{run.trained_steps}/{run.cell.steps}",
                 _number(latest_reward(run)),
                 _number(latest_accuracy(run)),
@@ -89,6 +90,11 @@ def plain_line(runs: Sequence[CellRun]) -> str:
     eta = f"  ETA {duration(grid_seconds_left(runs))}" if going_on else ""
     steps = f"  [{'; '.join(under_way[:4])}{'; ...' if len(under_way) > 4 else ''}]" if under_way else ""
     return f"{len(runs)} cells: {states}{steps}{eta}"
+
+
+def styled(state: str) -> Text:
+    """A state's name in its colour."""
+    return Text(state, style=STYLES.get(state, "dim"))
 
 
 def latest_reward(run: CellRun) -> float | None:

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from orchestrator import ledger
 from orchestrator.ledger import LedgerError
-from orchestrator.progress import STYLES, duration
+from orchestrator.progress import duration, styled
 from orchestrator.schedule import CellRun
 from trainers.metric_names import EVAL_MEAN, HELDOUT, STEP_SECONDS
 
@@ -48,7 +48,7 @@ def plan_table(runs: Sequence[CellRun]) -> Table:
     table = _table("cell", "state", "would do")
     for run in runs:
         state, _ = describe(run)
-        table.add_row(run.cell.id, _styled(state), why(run))
+        table.add_row(run.cell.id, styled(state), why(run))
     return table
 
 
@@ -59,7 +59,7 @@ def status_table(runs: Sequence[CellRun]) -> Table:
         state, reason = describe(run)
         table.add_row(
             run.cell.id,
-            _styled(state),
+            styled(state),
             f"{run.trained_steps}/{run.cell.steps}",
             f"{len(run.summaries)}/{len(run.cell.evaluate_steps)}",
             _score(run, max(run.summaries, default=0), EVAL_MEAN),
@@ -96,10 +96,6 @@ def failure_table(runs: Iterable[CellRun]) -> Table:
 def _score(run: CellRun, step: int, prefix: str) -> str:
     metrics = run.summaries.get(step, {}).get("metrics", {})
     return next((f"{value:.3f}" for key, value in metrics.items() if key.startswith(prefix)), "")
-
-
-def _styled(state: str) -> str:
-    return f"[{STYLES.get(state, 'dim')}]{state}[/]"
 
 
 def _table(*columns: str) -> Table:

@@ -53,7 +53,7 @@ def run_grid(
         _mirror_finished([run for run in runs if not run.left], recorder)
         finished = True
         if todo:
-            console.print(f"{len(runs)} cells, {len(todo)} with work left; results go to {runs_dir}", soft_wrap=True)
+            console.print(f"{len(todo)} of {len(runs)} cells have work left; results go to {runs_dir}", soft_wrap=True)
             with Progress(console) as progress:
                 open_all(todo, runs_dir, progress)
                 scheduler = Scheduler(

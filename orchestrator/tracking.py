@@ -53,11 +53,12 @@ class Recorder:
             UserError: the store cannot be reached, or the experiment was deleted in it.
         """
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        for noisy in ("mlflow", "alembic"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)
         import mlflow
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
+
+        for noisy in ("mlflow", "alembic"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)
 
         self._entities = mlflow.entities
         self.errors: tuple[type[Exception], ...] = (MlflowException, SQLAlchemyError, OSError)

@@ -324,6 +324,6 @@ def test_the_plan_says_what_a_run_would_do_and_does_nothing(project):
         result = CliRunner().invoke(app, [*arguments, "--seeds", "0,1", "--skip", "rule=token"])
         assert result.exit_code == 0
         assert result.stdout.count("train 10 steps, evaluate steps 0, 5, 10") == 4
-        assert "4 cells, 4 with work left" in result.stdout
+        assert "4 of 4 cells have work left" in result.stdout
     assert "new" in CliRunner().invoke(app, ["status"]).stdout
     assert not (project / "runs").exists()
