@@ -150,7 +150,8 @@ def final_accuracy(table: pd.DataFrame, notes: Notes = ()) -> Figure:
     """Accuracy of the last checkpoint on every benchmark, with the base model's."""
     final, base = runs.final_scores(table), runs.base_scores(table)
     names = [*_benchmarks(final), runs.MEAN, metric_names.HELDOUT]
-    styles = rule_styles(list(table.rule.unique()))
+    cells = runs.cells(table)
+    panels, styles = runs.panels(cells), rule_styles(list(cells.rule.unique()))
     caption = (
         "Accuracy (share right; @k: samples per problem) of each run's last checkpoint. Upright bar: the base "
         "model before training. Mean: over the benchmarks above it. Held-out: the split of the cell's own "
@@ -160,14 +161,13 @@ def final_accuracy(table: pd.DataFrame, notes: Notes = ()) -> Figure:
     labels = [_benchmark_label(final, name) for name in names]
     base_handle = Line2D([], [], color="black", marker="|", markersize=11, mew=1.6, ls="none", label="base model")
     handles = [*legend_handles(styles, markers=True, lines=False), base_handle]
-    panels = runs.panels(table)
     figure, axes = canvas(
         len(panels), 2, "Final accuracy per benchmark", caption, notes, handles, "Accuracy at the last step",
         row_height=0.36 * max(len(names), 1), left=0.25 + 0.07 * max(map(len, labels), default=0),
     )  # fmt: skip
     for panel, ax in zip(panels, axes, strict=True):
         _draw_final(ax, runs.in_panel(final, panel), runs.in_panel(base, panel), names, styles)
-        ax.set_title(panel_title(panel, table))
+        ax.set_title(panel_title(panel, cells))
     axes[0].set_yticks(range(len(names)), labels)
     axes[0].set_ylim(max(len(names), 1) - 0.5, -0.5)
     axes[0].set_xlim(left=0)

@@ -55,16 +55,16 @@ class View:
 def one_view(table: pd.DataFrame, values: pd.DataFrame, view: View, title: str, caption: str, notes: Notes) -> Figure:
     """A grid of panels, all with one scale. `table` names panels and rules, `values` holds the curves."""
     values = values[values.metric == view.metric]
-    panels = runs.panels(table)
-    styles = rule_styles(list(table.rule.unique()))
+    cells, curves = runs.cells(table), _seed_curves(values)
+    panels, styles = runs.panels(cells), rule_styles(list(cells.rule.unique()))
     caption = f"{caption} {seeds_sentence(values)}"
     figure, axes = canvas(
         len(panels), 2, title, caption, notes, legend_handles(styles, markers=_few_points(values)),
     )  # fmt: skip
     for panel, ax in zip(panels, axes, strict=True):
         for rule, style in styles.items():
-            draw_seeds(ax, _seeds(_of_rule(values, panel, rule)), style)
-        finish(ax, view, panel_title(panel, table))
+            draw_seeds(ax, curves.get((*panel, rule, view.metric)), style)
+        finish(ax, view, panel_title(panel, cells))
     start_at_zero(axes, values)
     return figure
 
@@ -78,19 +78,18 @@ def side_by_side(
     share_y: Literal["row", "col"],
 ) -> Figure:
     """One row per panel and one column per view."""
-    panels = runs.panels(table)
-    styles = rule_styles(list(table.rule.unique()))
     shown = table[table.metric.isin([view.metric for view in views])]
+    cells, curves = runs.cells(table), _seed_curves(shown)
+    panels, styles = runs.panels(cells), rule_styles(list(cells.rule.unique()))
     figure, axes = canvas(
         len(panels) * len(views), len(views), title, f"{caption} {seeds_sentence(shown)}", notes,
         legend_handles(styles, markers=_few_points(shown)), share_y=share_y,
         gap=GAP if share_y == "row" else GAP_WITH_LABELS, title_lines=2,
     )  # fmt: skip
     for (panel, view), ax in zip(product(panels, views), axes, strict=True):
-        values = shown[shown.metric == view.metric]
         for rule, style in styles.items():
-            draw_seeds(ax, _seeds(_of_rule(values, panel, rule)), style)
-        head = panel_title(panel, table) if view is views[0] else ""
+            draw_seeds(ax, curves.get((*panel, rule, view.metric)), style)
+        head = panel_title(panel, cells) if view is views[0] else ""
         finish(ax, view, f"{head}\n{view.title}", own_scale=share_y == "col")
     start_at_zero(axes, shown)
     return figure
@@ -99,26 +98,26 @@ def side_by_side(
 def counterfactual(
     table: pd.DataFrame,
     values: pd.DataFrame,
-    curves: dict[str, list[str]],
+    metrics: dict[str, list[str]],
     view: View,
     title: str,
     caption: str,
     notes: Notes,
 ) -> Figure:
-    """One row per panel, one column per rule that trained; `curves`: the metrics drawn in each rule's style."""
-    panels, trained = runs.panels(table), rule_styles(list(table.rule.unique()))
-    styles = rule_styles(list(curves))
-    shown = values[values.metric.isin([metric for metrics in curves.values() for metric in metrics])]
+    """One row per panel, one column per rule that trained; `metrics`: what is drawn in each rule's style."""
+    shown = values[values.metric.isin([metric for names in metrics.values() for metric in names])]
+    cells, curves = runs.cells(table), _seed_curves(shown)
+    panels, trained = runs.panels(cells), rule_styles(list(cells.rule.unique()))
+    styles = rule_styles(list(metrics))
     figure, axes = canvas(
         len(panels) * len(trained), len(trained), title, f"{caption} {seeds_sentence(shown)}", notes,
         legend_handles(styles, markers=_few_points(shown)), title_lines=2,
     )  # fmt: skip
     for (panel, rule), ax in zip(product(panels, trained), axes, strict=True):
-        of_run = _of_rule(shown, panel, rule)
         for other, style in styles.items():
-            for metric in curves[other]:
-                draw_seeds(ax, _seeds(of_run[of_run.metric == metric]), style)
-        head = f"{panel_title(panel, table)}, trained with" if rule == next(iter(trained)) else ""
+            for metric in metrics[other]:
+                draw_seeds(ax, curves.get((*panel, rule, metric)), style)
+        head = f"{panel_title(panel, cells)}, trained with" if rule == next(iter(trained)) else ""
         finish(ax, view, f"{head}\n{trained[rule].label}")
     return figure
 
@@ -186,17 +185,19 @@ def canvas(
     return figure, axes[:num_axes]
 
 
-def draw_seeds(ax: Axes, seeds: pd.DataFrame, style: RuleStyle) -> None:
-    """Draw one rule. `seeds`: index step, one column per seed."""
-    marker: dict[str, Any] = {"marker": style.marker if len(seeds) <= MOST_POINTS_WITH_MARKERS else ""}
-    if seeds.shape[1] < MIN_SEEDS:
-        for seed in seeds:
-            values = seeds[seed].dropna()
+def draw_seeds(ax: Axes, curves: pd.DataFrame | None, style: RuleStyle) -> None:
+    """Draw one rule. `curves`: one row per seed, one column per step."""
+    if curves is None:
+        return
+    marker: dict[str, Any] = {"marker": style.marker if curves.shape[1] <= MOST_POINTS_WITH_MARKERS else ""}
+    if len(curves) < MIN_SEEDS:
+        for _, values in curves.iterrows():
+            values = values.dropna()
             ax.plot(values.index, values, **style.line(label=style.label), **marker)
         return
-    mean, low, high = mean_interval(seeds.to_numpy().T)
-    ax.plot(seeds.index, mean, **style.line(label=style.label), **marker)
-    ax.fill_between(seeds.index, low, high, color=style.color, alpha=0.18, linewidth=0, zorder=1)
+    mean, low, high = mean_interval(curves.to_numpy())
+    ax.plot(curves.columns, mean, **style.line(label=style.label), **marker)
+    ax.fill_between(curves.columns, low, high, color=style.color, alpha=0.18, linewidth=0, zorder=1)
 
 
 def finish(ax: Axes, view: View, title: str, *, own_scale: bool = False) -> None:
@@ -224,16 +225,16 @@ def start_at_zero(axes: list[Axes], values: pd.DataFrame) -> None:
             ax.set_ylim(bottom=0)
 
 
-def panel_title(panel: runs.Panel, table: pd.DataFrame) -> str:
+def panel_title(panel: runs.Panel, cells: pd.DataFrame) -> str:
     """Model, data set and the number of seeds per rule."""
-    counts = _seed_counts(runs.in_panel(table, panel))
+    counts = runs.in_panel(cells, panel).groupby("rule", observed=True).size()
     low, high = counts.min(), counts.max()
-    return f"{runs.panel_name(panel, table)}  (n = {low if low == high else f'{low} to {high}'})"
+    return f"{runs.panel_name(panel, cells)}  (n = {low if low == high else f'{low} to {high}'})"
 
 
 def seeds_sentence(values: pd.DataFrame) -> str:
     """What n means in the titles, and what is drawn of so many seeds."""
-    counts = _seed_counts(values)
+    counts = runs.cells(values).groupby([*runs.PANEL, "rule"], observed=True).size()
     interval = "mean over n seeds with its 95 % t interval"
     if counts.empty:
         return ""
@@ -246,19 +247,14 @@ def seeds_sentence(values: pd.DataFrame) -> str:
     return f"n = seeds per rule; shown is the {interval}, or each seed where a rule has fewer than {MIN_SEEDS}."
 
 
-def _of_rule(table: pd.DataFrame, panel: runs.Panel, rule: str) -> pd.DataFrame:
-    return runs.in_panel(table[table.rule == rule], panel)
-
-
-def _seeds(values: pd.DataFrame) -> pd.DataFrame:
-    """The values of one metric and rule in one panel: index step, one column per seed."""
-    return values.pivot(index="step", columns="seed", values="value").sort_index()
+def _seed_curves(values: pd.DataFrame) -> dict[tuple[str, ...], pd.DataFrame]:
+    """The curves of each (model, dataset, scope, rule, metric): one row per seed, one column per step."""
+    key = [*runs.PANEL, "rule", "metric"]
+    return {
+        tuple(map(str, names)): curves.pivot(index="seed", columns="step", values="value")
+        for names, curves in values.groupby(key, observed=True)
+    }
 
 
 def _few_points(values: pd.DataFrame) -> bool:
     return values.step.nunique() <= MOST_POINTS_WITH_MARKERS
-
-
-def _seed_counts(table: pd.DataFrame) -> pd.Series:
-    """Seeds per panel and rule."""
-    return table.groupby([*runs.PANEL, "rule"], observed=True)["seed"].nunique()

@@ -93,6 +93,11 @@ def final_scores(metrics: pd.DataFrame) -> pd.DataFrame:
     return found[(found.step == last) & (found.step > 0)]
 
 
+def cells(table: pd.DataFrame) -> pd.DataFrame:
+    """The distinct cells of a table: rule, model, dataset, scope, seed."""
+    return table[CELL].drop_duplicates()
+
+
 def panels(table: pd.DataFrame) -> list[Panel]:
     """The (model, dataset, scope) triples of a table, sorted."""
     return sorted((model, dataset, scope) for model, dataset, scope in table[PANEL].drop_duplicates().to_numpy())
@@ -226,13 +231,20 @@ def _read_database(tracking_uri: str, runs: Iterable[str]) -> Iterator[tuple[str
     """One query per run through MLflow's own store: its client would make one per run and metric."""
     from mlflow.store.tracking.dbmodels.models import SqlMetric
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    from sqlalchemy import select
 
+    column = SqlMetric.__table__.c
+    wanted = select(column.key, column.step, column.timestamp, column.value, column.is_nan)
     store = SqlAlchemyStore(tracking_uri, "mlruns")
     with store.ManagedSessionMaker() as session:
+        # The plain connection: mapped rows would cost more than the query.
+        connection = session.connection()
         for run in runs:
-            columns = SqlMetric.key, SqlMetric.step, SqlMetric.timestamp, SqlMetric.value, SqlMetric.is_nan
-            rows = session.query(*columns).filter(SqlMetric.run_uuid == run).all()
-            history = pd.DataFrame(rows, columns=[*HISTORY, "is_nan"])
+            rows = connection.execute(wanted.where(column.run_uuid == run)).fetchall()
+            names = [*HISTORY, "is_nan"]
+            history = pd.DataFrame(
+                dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else [], columns=names
+            )
             history.loc[history.pop("is_nan").astype(bool), "value"] = np.nan
             yield run, history
 
