@@ -127,22 +127,16 @@ def sign_mass(table: pd.DataFrame, notes: Notes = ()) -> Figure:
 
 @look()
 def negative_share(table: pd.DataFrame, notes: Notes = ()) -> Figure:
-    """Share of the sign mass on negative responses under each rule, whichever rule trained, against step."""
-    rules = _mass_rules(table)
-    shares = [_negative_share(table, rule) for rule in rules]
+    """Share of each run's own sign mass that falls on negative responses, against step."""
+    rules = [rule for rule in _mass_rules(table) if rule in set(table.rule)]
+    view = View("negative share", "Share of the mass\non A < 0", reference=0.5)
+    shares = [_negative_share(table[table.rule == rule], rule) for rule in rules]
+    values = pd.concat(shares or [table.iloc[:0]]).assign(metric=view.metric)
     caption = (
-        "Share of the sign mass that falls on responses with A < 0 under each rule (line style), on the "
-        "rollouts of the run that the column's rule trained. At 0.5 both signs pull equally."
+        "Share of a run's sign mass that fell on responses with A < 0, under the rule that trained it. At 0.5 both "
+        "signs pull equally; above it, lowering the probability of bad responses outweighs raising that of good ones."
     )
-    return counterfactual(
-        table,
-        pd.concat(shares) if shares else table.iloc[:0],
-        {rule: [metric_names.negative_mass(rule)] for rule in rules},
-        View("", "Share on A < 0", reference=0.5),
-        "Negative share of the sign mass: lines by rule, columns by the rule that trained",
-        caption,
-        notes,
-    )
+    return one_view(table, values, view, "Negative share of the sign mass", caption, notes)
 
 
 @look()

@@ -65,7 +65,8 @@ def one_view(table: pd.DataFrame, values: pd.DataFrame, view: View, title: str, 
         for rule, style in styles.items():
             draw_seeds(ax, curves.get((*panel, rule, view.metric)), style)
         finish(ax, view, panel_title(panel, cells))
-    start_at_zero(axes, values)
+    if view.reference is None:
+        start_at_zero(axes, values)
     return figure
 
 

@@ -142,10 +142,11 @@ def test_sign_mass_is_drawn_for_every_rule_whatever_rule_trained():
         assert lines(trained_with_balanced, rule) == [positive, [-value for value in negative]]
 
 
-def test_negative_share_by_hand():
+def test_negative_share_is_of_the_mass_under_the_rule_that_trained():
     table = logged_table()
     ax = figures.negative_share(table).axes[0]
-    assert lines(ax, "token") == [pytest.approx([(0.6 + 0.001 * t) / (0.8 + 0.002 * t) for t in STEPS], rel=1e-12)]
+    expected = [(0.6 + 0.001 * t) / (0.8 + 0.002 * t) for t in STEPS]
+    assert lines(ax, "token") == [pytest.approx(expected, rel=1e-12)]
     assert lines(ax, "balanced") == [[0.5] * 4]
     tied = table.assign(value=table.value.where(~table.metric.str.startswith("balance/"), 0.0))
     assert lines(figures.negative_share(tied).axes[0], "token") == [[]]
