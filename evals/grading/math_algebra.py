@@ -4,6 +4,7 @@ Runs only inside a worker (`math_worker`), under its time and memory limits.
 """
 
 import logging
+import operator
 import re
 import signal
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from functools import cache
 from itertools import pairwise
 from types import ModuleType
 
-import mpmath
+import mpmath  # type: ignore[import-untyped]
 
 from evals.grading.math_expressions import (
     DIGITS,
@@ -29,12 +30,18 @@ from evals.grading.math_expressions import (
 )
 from evals.grading.math_judge import judge
 from evals.grading.math_structure import Group, Leaf, Node, Relation, is_infinite, read_answer
+from evals.grading.math_text import ROW
 
 GRID = [Fraction(k, 8) + Fraction(1, 1009) for k in range(-96, 97)]
 _TO_LATEX = str.maketrans(
-    {"*": r"\cdot ", "≤": r"\le ", "≥": r"\ge ", "∞": r"\infty ", "°": r"^\circ ", "∪": r"\cup ", "±": r"\pm ", "≠": r"\ne ",
-     "∈": r"\in ", "∩": r"\cap ", "%": r"\%", "…": r"\ldots ", "⏎": r"\\"}
+    {
+        "*": r"\cdot ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∞": r"\infty ", "°": r"^\circ ", "±": r"\pm ",
+        "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "%": r"\%", "…": r"\ldots ", ROW: r"\\",
+    }
 )  # fmt: skip
+_RELATIONS = {
+    "<": operator.lt, ">": operator.gt, "≤": operator.le, "≥": operator.ge, "=": operator.eq, "≠": operator.ne,
+}  # fmt: skip
 _BEYOND_THE_READER = re.compile(r"\\(?:sum|prod|int|iint|iiint|oint|lim|det|begin|bmod|pmod|mod)(?![a-z])")
 _SYMPY_LITERAL = re.compile(r"\s*(Integer|Float)\s*\(\s*'?([\d.eE+-]+)'?\s*\)\s*")
 
@@ -84,7 +91,8 @@ class ProbingAlgebra:
         """Inequalities in any number of variables: a positive multiple of one another, with the same strictness."""
         if len(gold.signs) != 1 or len(answer.signs) != 1:
             return False
-        strict = [{"<": "<", ">": "<", "≤": "≤", "≥": "≤", "≠": "≠"}.get(relation.signs[0]) for relation in (gold, answer)]
+        kinds = {"<": "<", ">": "<", "≤": "≤", "≥": "≤", "≠": "≠"}
+        strict = [kinds.get(relation.signs[0]) for relation in (gold, answer)]
         if strict[0] is None or strict[0] != strict[1]:
             return False
         try:
@@ -120,7 +128,7 @@ def _read(text: str) -> Expression | None:
 
 
 def _parsed(text: str) -> list:
-    """Math-Verify's reading of one LaTeX expression. Only its LaTeX grammar is used: its other reader runs text as code."""
+    """Math-Verify's reading of one LaTeX expression, by its grammar alone: its other reader runs text as code."""
     library = _math_verify()
     latex = rf"\boxed{{{text.translate(_TO_LATEX)}}}"
     return library.parse(latex, [library.LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None)
@@ -263,4 +271,4 @@ def _side(text: str) -> Expression | None:
 def _holds(left: Fraction | None, right: Fraction | None, sign: str) -> bool:
     if left is None or right is None:
         return True
-    return {"<": left < right, ">": left > right, "≤": left <= right, "≥": left >= right, "=": left == right, "≠": left != right}[sign]
+    return _RELATIONS[sign](left, right)

@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
+from math import gcd, lcm
+from typing import Any
 
-import mpmath
+import mpmath  # type: ignore[import-untyped]
 
 from evals.grading.math_numbers import read_number
 from evals.grading.math_text import closing, compact
@@ -26,7 +28,7 @@ MAX_TERMS = 2000
 NUM_POINTS = 6
 DIGITS = 50
 
-Value = Fraction | mpmath.mpf | mpmath.mpc
+Value = Any  # Fraction, mpmath.mpf or mpmath.mpc (mpmath declares no types)
 Node = Callable[["Point"], Value]
 
 
@@ -68,14 +70,28 @@ _FUNCTIONS: dict[str, Callable] = {
     "asin": mpmath.asin, "acos": mpmath.acos, "atan": mpmath.atan, "asinh": mpmath.asinh, "acosh": mpmath.acosh,
     "atanh": mpmath.atanh, "arsinh": mpmath.asinh, "arcosh": mpmath.acosh, "artanh": mpmath.atanh,
 }  # fmt: skip
-_INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot", "sec": "arcsec", "csc": "arccsc",
-             "sinh": "arcsinh", "cosh": "arccosh", "tanh": "arctanh"}  # fmt: skip
-_NAMED = {*_FUNCTIONS, "ln", "log", "lg", "exp", "sqrt", "cbrt", "abs", "floor", "ceil", "max", "min", "gcd", "lcm", "Re", "Im"}
-_GREEK = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi", "omicron", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega"]
-_LETTERLIKE = {*_GREEK, "hbar", "ell", "partial", "nabla", "odot", "vartheta", "varrho", "varsigma", "angle", "triangle", "star"}
-_DECORATIONS = {"dot": "D1:", "ddot": "D2:", "bar": "bar:", "hat": "hat:", "tilde": "tilde:", "overline": "bar:",
-                "widehat": "hat:", "overrightarrow": "vec:"}  # fmt: skip
-_SPELLED = sorted({*_NAMED, *_GREEK, "pi"} - {"mu", "nu", "xi", "eta", "psi", "chi", "rho", "Re", "Im"}, key=len, reverse=True)
+_INVERSES = {
+    "sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot", "sec": "arcsec", "csc": "arccsc",
+    "sinh": "arcsinh", "cosh": "arccosh", "tanh": "arctanh",
+}  # fmt: skip
+_NAMED = {
+    *_FUNCTIONS, "ln", "log", "lg", "exp", "sqrt", "cbrt", "abs", "floor", "ceil", "max", "min", "gcd", "lcm",
+    "Re", "Im",
+}  # fmt: skip
+_GREEK = [
+    "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu",
+    "xi", "omicron", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta",
+    "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega",
+]  # fmt: skip
+_LETTERLIKE = {
+    *_GREEK, "hbar", "ell", "partial", "nabla", "odot", "vartheta", "varrho", "varsigma", "angle", "triangle", "star",
+}  # fmt: skip
+_DECORATIONS = {
+    "dot": "D1:", "ddot": "D2:", "bar": "bar:", "overline": "bar:", "hat": "hat:", "widehat": "hat:", "tilde": "tilde:",
+    "overrightarrow": "vec:",
+}  # fmt: skip
+_WITHIN_WORDS = {"mu", "nu", "xi", "eta", "psi", "chi", "rho", "Re", "Im"}  # too short to be meant without a backslash
+_SPELLED = sorted({*_NAMED, *_GREEK, "pi"} - _WITHIN_WORDS, key=len, reverse=True)
 _TOKEN = re.compile(
     r"(?P<space>\s+)|(?P<number>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?(?:[eE][-+]?\d+(?![\d.]))?|\.\d+(?:[eE][-+]?\d+)?)"
     r"|(?P<text>\\text\{[^{}]*\})|(?P<command>\\[A-Za-z]+|\\[{}|])|(?P<word>" + "|".join(_SPELLED) + r")"
@@ -83,6 +99,7 @@ _TOKEN = re.compile(
 )
 _DERIVATIVE_TOP = re.compile(r"(?:d|\\partial)\s*(?:\^\s*\{?\s*(\d)\s*\}?)?\s*(.*)", re.DOTALL)
 _DERIVATIVE_BOTTOM = re.compile(r"(?:d|\\partial)\s*(?:[A-Za-z]|\\[a-z]+)\s*(?:\^\s*\{?\s*\d\s*\}?)?")
+_NOT_FACTORS = {"\\}", "\\rfloor", "\\rceil", "\\|", "\\choose", "\\bmod", "\\mod"}
 _APPLIED = {"f", "g", "F", "G"}
 _WHOLE_NUMBER_LETTERS = set("nmkijlpqrdNMK")
 
@@ -159,7 +176,7 @@ class _Reader:
         return bool(text) and (
             self.kind() in ("number", "text", "word", "letter")
             or text in ("(", "[", "{", "\\{", "∞")
-            or (self.kind() == "command" and text not in ("\\}", "\\rfloor", "\\rceil", "\\|", "\\choose", "\\bmod", "\\mod"))
+            or (self.kind() == "command" and text not in _NOT_FACTORS)
         )
 
     def power(self) -> Node:
@@ -480,10 +497,7 @@ class _Reader:
             self.take()
             degree = self.sum()
             self.take("]")
-        if self.peek() in ("{", "(") or self.kind() == "number":
-            radicand = self.atom()
-        else:
-            radicand = self.argument()
+        radicand = self.atom() if self.peek() in ("{", "(") or self.kind() == "number" else self.argument()
         if degree is None:
             return _unary(lambda x: _root(x, Fraction(2)), radicand)
         return _binary(_root, radicand, degree)
@@ -726,8 +740,6 @@ def _select(name: str, values: list[Value]) -> Value:
     for value in values:
         if not isinstance(value, Fraction) or value.denominator != 1:
             raise Undefined("a common divisor of fractions")
-        from math import gcd, lcm
-
         result = gcd(result, int(value)) if name == "gcd" else lcm(result or 1, int(value))
     return Fraction(result)
 
@@ -753,7 +765,8 @@ def same_value(gold: Expression, answer: Expression, rel_tolerance: float = 0.0)
     symbols = gold.symbols | {aliases.get(name, name) for name in answer.symbols}
     if not symbols:
         return _agree_at({}, {}, gold, answer, rel_tolerance)
-    may_be_whole = (gold.is_discrete or answer.is_discrete) and all(name[0] in _WHOLE_NUMBER_LETTERS for name in symbols)
+    is_discrete = gold.is_discrete or answer.is_discrete
+    may_be_whole = is_discrete and all(name[0] in _WHOLE_NUMBER_LETTERS for name in symbols)
     try:
         if _agree_everywhere(gold, answer, symbols, aliases, _positive):
             return not (gold.has_absolute_value or answer.has_absolute_value) or _agree_everywhere(
@@ -781,8 +794,8 @@ def same_equation(gold: Expression, answer: Expression) -> bool:
         if constant_ratio(gold, answer) is not None:
             return True
         for unknown in sorted(symbols & gold.symbols):
-            if _same_root(values, symbols, unknown) and all(_vanish_together(values, symbols, name) for name in symbols):
-                return True
+            if _same_root(values, symbols, unknown):
+                return all(_vanish_together(values, symbols, name) for name in symbols)
     return False
 
 

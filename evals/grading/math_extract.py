@@ -3,7 +3,8 @@
 The order, the first that applies:
 
 1. `<think>...</think>` is removed; a think block that is never closed means that the completion is unfinished.
-2. The last `\\boxed{...}` (also `\\fbox{...}` and `\\boxed 5`). A last box that was cut off or is empty gives no answer.
+2. The last `\\boxed{...}` (also `\\fbox{...}` and `\\boxed 5`). A last box that was cut off or is empty
+   gives no answer.
 3. The last statement of an answer: a line `Answer: ...` (DAPO's form), `#### ...` (GSM8K's), or a sentence with
    `the answer is ...`.
 4. In the last line that is not blank: its last formula between dollar signs, else its closing stretch of formula-like
@@ -24,7 +25,10 @@ _STATEMENT = re.compile(
 )
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 _END_OF_STATEMENT = re.compile(r"[.!?](?=\s|$)|[,;]?\s+(?:because|since|as|which|so|where)\b")
-_FILLER = re.compile(r"^(?:(?:therefore|thus|then|just|simply|exactly|equal to|approximately|about|given by|the)\b[\s,:]*)+", re.IGNORECASE)
+_FILLER = re.compile(
+    r"^(?:(?:therefore|thus|then|just|simply|exactly|equal to|approximately|about|given by|the)\b[\s,:]*)+",
+    re.IGNORECASE,
+)
 _FORMULA_WORD = re.compile(
     r"[-+*/^=<>|,;:()\[\]{}.!%\d\\_'√π∞±×÷·−°²³≤≥≠∪∈]+|\S*\d\S*|\S*\\\S*|[-+(\[{|]*[A-Za-z](?:[-+*/^=_(,|]\S*|[)\]},|!'’]*)"
     r"|(?:sqrt|sin|cos|tan|log|ln|exp|pi|np\.|math\.)\S*|and|or"

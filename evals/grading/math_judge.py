@@ -7,8 +7,9 @@ so that plain answers are judged in the calling process and only the rest goes t
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Protocol
 
 from evals.grading.math_numbers import agree, read_number
@@ -75,23 +76,31 @@ _NAME = re.compile(
 )
 _NAMED_TUPLE = re.compile(r"\(\s*[A-Za-z](?:_\{?\w+\}?)?(?:\s*,\s*[A-Za-z](?:_\{?\w+\}?)?)+\s*\)")
 _FUNCTION = re.compile(r"([A-Za-z]+)\s*\(\s*([A-Za-z])\s*\)")
-_WITH_BASE = re.compile(r"\(?([0-9A-Za-z]*\d[0-9A-Za-z]*)\)?\s*_\s*(?:\{?\s*\(?\s*(\d+|\\text\{\w+\})\s*\)?\s*\}?)|"
-                        r"\(?([0-9A-Z]*\d[0-9A-Z]*)\)?\s*\(?\\text\{\(?base[ -]?(\d+|\w+)\)?\}\s*(\d*)\)?")  # fmt: skip
-_BASE_WORDS = {word: base for base, word in enumerate(
-    ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen"], start=2)}  # fmt: skip
+_WITH_BASE = re.compile(
+    r"\(?([0-9A-Za-z]*\d[0-9A-Za-z]*)\)?\s*_\s*(?:\{?\s*\(?\s*(\d+|\\text\{\w+\})\s*\)?\s*\}?)|"
+    r"\(?([0-9A-Z]*\d[0-9A-Z]*)\)?\s*\(?\\text\{\(?base[ -]?(\d+|\w+)\)?\}\s*(\d*)\)?"
+)
+_BASES = [
+    "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
+    "fourteen", "fifteen", "sixteen",
+]  # fmt: skip
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([aApP])?\.?\s*(?:[mM]\.?)?")
 _CHOICE = re.compile(r"\(?([A-Z])(?:\)|\.|:|\s|$).*", re.DOTALL)
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z][a-z]{3,}(?![A-Za-z])")
-_FORMULA_WORDS = {"sqrt", "arcsin", "arccos", "arctan", "arccot", "sinh", "cosh", "tanh", "coth", "asin", "acos", "atan", "floor",
-                  "ceil", "theta", "alpha", "beta", "gamma", "delta", "lambda", "omega", "sigma", "cbrt"}  # fmt: skip
-_NOTHING = {"no solution", "no solutions", "none", "empty set", "∅", "no real solutions", "no real solution", "\\{\\}", "{}"}
+_NO_WORDS = re.compile(r"\\(?:text|begin|end)\{[^{}]*\}")
+_FORMULA_WORDS = {
+    "sqrt", "arcsin", "arccos", "arctan", "arccot", "sinh", "cosh", "tanh", "coth", "asin", "acos", "atan", "floor",
+    "ceil", "theta", "alpha", "beta", "gamma", "delta", "lambda", "omega", "sigma", "cbrt",
+}  # fmt: skip
+_NOTHING = {
+    "∅", "none", "empty set", "no solution", "no solutions", "no real solution", "no real solutions",
+}  # fmt: skip
 
 
 @dataclass
 class Judge:
     rel_tolerance: float
     algebra: Algebra | None = None
-    _depth: int = field(default=0, repr=False)
 
     def same(self, gold: Node, answer: Node) -> bool:
         """Whether the answer means what the gold means."""
@@ -357,7 +366,7 @@ def _has_ellipsis(group: Group) -> bool:
 def _is_progression(items: Sequence[Node]) -> bool:
     numbers = [read_number(item.text) if isinstance(item, Leaf) else None for item in items]
     values = [number.value for number in numbers if number is not None]
-    steps = {second - first for first, second in zip(values, values[1:], strict=False)}
+    steps = {second - first for first, second in pairwise(values)}
     return len(values) == len(items) and len(steps) == 1
 
 
@@ -403,14 +412,14 @@ def _numeral(text: str) -> tuple[str, int] | None:
         return None
     digits, base = match[1] or match[3], match[2] or match[5] or match[4]
     base = base.removeprefix("\\text{").removesuffix("}")
-    value = int(base) if base.isdigit() else _BASE_WORDS.get(base.lower())
+    value = int(base) if base.isdigit() else _BASES.index(base.lower()) + 2 if base.lower() in _BASES else None
     return (digits.lstrip("0").upper() or "0", value) if value is not None and 2 <= value <= 100 else None
 
 
 def _is_words(text: str) -> bool:
     if re.fullmatch(r"(?:\s*\\text\{[^{}]*[A-Za-z][^{}]*\}\s*)+", text):
         return True
-    return any(word.lower() not in _FORMULA_WORDS for word in _WORD.findall(re.sub(r"\\text\{[^{}]*\}", "", text)))
+    return any(word.lower() not in _FORMULA_WORDS for word in _WORD.findall(_NO_WORDS.sub("", text)))
 
 
 def _ends_with_unit(text: str) -> bool:

@@ -14,7 +14,8 @@ _LITERAL = rf"(?:{_GROUPED}|{_DECIMAL})"
 _PLAIN = re.compile(rf"({_LITERAL})(?:[eE]([-+]?\d+))?")
 _SCIENTIFIC = re.compile(rf"(?:({_LITERAL})\*)?10\^(?:\{{([-+]?\d+)\}}|\(([-+]?\d+)\)|([-+]?\d+))")
 _FRACTION = re.compile(
-    rf"(?:(\d+)[ +]?)?(?:\\frac\{{([-+]?)({_LITERAL})\}}\{{({_DECIMAL}|{_GROUPED})\}}|(?<![\d}}])({_LITERAL})/({_LITERAL}))"
+    rf"(?:(\d+)[ +]?)?"
+    rf"(?:\\frac\{{([-+]?)({_LITERAL})\}}\{{({_DECIMAL}|{_GROUPED})\}}|(?<![\d}}])({_LITERAL})/({_LITERAL}))"
 )
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\{?(\d+)\}?")
 

@@ -7,6 +7,7 @@ spawned pool workers re-import the parent's main module, and with it torch.
 """
 
 import atexit
+import contextlib
 import json
 import os
 import selectors
@@ -80,10 +81,8 @@ class Worker:
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None and not pipe.closed:
-                try:
+                with contextlib.suppress(BrokenPipeError):  # a request that it never read is still buffered
                     pipe.close()
-                except BrokenPipeError:  # a request it never read was still buffered
-                    pass
 
 
 class WorkerPool:

@@ -6,6 +6,7 @@
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from evals.grading.math_text import ROW, closing, compact, is_one_bracket, outside_brackets
 
@@ -89,7 +90,7 @@ def read_answer(text: str, depth: int = 0) -> Node:
 
 
 def readings(text: str) -> list[Node]:
-    """Every sensible reading: `100,200` may be one number or two, and `\\{...\\}` in a box may have lost its backslash."""
+    """Every sensible reading: `100,200` may be one number or two; a set's braces may have lost their backslashes."""
     found = [read_answer(text)]
     if _GROUPED_NUMBER.fullmatch(text) and "." not in text:
         found = [Leaf(text), Group("list", tuple(Leaf(part) for part in text.split(",")))]
@@ -163,7 +164,8 @@ def _split(text: str) -> tuple[list[str], set[str]]:
 
 
 def _groups_digits(text: str, comma: int) -> bool:
-    return bool(re.match(r",\d{3}(?!\d)", text[comma:]) and re.search(r"(?<!\d)\d{1,3}$", text[max(0, comma - 4) : comma]))
+    before, after = text[max(0, comma - 4) : comma], text[comma : comma + 5]
+    return bool(re.match(r",\d{3}(?!\d)", after) and re.search(r"(?<!\d)\d{1,3}$", before))
 
 
 def _read_outward(text: str, depth: int) -> Node | None:
@@ -192,7 +194,8 @@ def _read_brackets(text: str, depth: int) -> Node | None:
         items = flat_list([read_answer(part, depth + 1) for part in parts]) if parts else Group("list", ())
         return Group("{}", items.items if isinstance(items, Group) and items.kind == "list" else (items,))
     if len(parts) < 2 or joints & {"and", "or"}:
-        return read_answer(inside, depth + 1) if kind == "()" and inside.strip() and not _needs_brackets(inside) else None
+        opens = kind == "()" and inside.strip() and not _needs_brackets(inside)
+        return read_answer(inside, depth + 1) if opens else None
     return Group(kind, tuple(read_answer(part, depth + 1) for part in parts))
 
 
@@ -214,7 +217,7 @@ def _read_union(text: str, depth: int) -> Node | None:
         if not cuts:
             continue
         edges = [-1, *cuts, len(text)]
-        parts = [text[a + 1 : b].strip() for a, b in zip(edges, edges[1:], strict=False)]
+        parts = [text[a + 1 : b].strip() for a, b in pairwise(edges)]
         if any(sign in part for part in parts for sign in _SIGNS) and kind == "union":
             head = _read_relation(text)
             if head is not None:
@@ -230,7 +233,7 @@ def _read_relation(text: str) -> Relation | None:
     if not cuts:
         return None
     edges = [-1, *cuts, len(text)]
-    sides = tuple(text[a + 1 : b].strip() for a, b in zip(edges, edges[1:], strict=False))
+    sides = tuple(text[a + 1 : b].strip() for a, b in pairwise(edges))
     return Relation(sides, tuple(text[i] for i in cuts)) if all(sides) and len(sides) <= 8 else None
 
 

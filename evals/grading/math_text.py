@@ -69,9 +69,10 @@ _UNICODE = str.maketrans(
 _KEPT_UNICODE = set("⏎≤≥≠≈≡∈∪∩∖∅∞±∓…⟨⟩°")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋ₙ", "0123456789+-n")
-_FUNCTION_NAMES = frozenset(
-    ["sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth", "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc", "ln", "log", "lg", "exp", "max", "min", "gcd", "lcm", "det", "dim", "deg"]
-)
+_FUNCTION_NAMES = frozenset([
+    "sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth", "arcsin", "arccos", "arctan",
+    "arccot", "arcsec", "arccsc", "ln", "log", "lg", "exp", "max", "min", "gcd", "lcm", "det", "dim", "deg",
+])  # fmt: skip
 _CURRENCY = re.compile(r"\\\$|[£€¥₹]|(?<![A-Za-z])(?:USD|US\$)(?![A-Za-z])")
 _NEW_ROW = re.compile(r"\\\\(?:\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|cm|mm)\s*\])?|\\cr(?![A-Za-z])")
 ROW = "⏎"
@@ -84,7 +85,7 @@ _WRAPPER = re.compile(
     r"\s*\{"
 )
 _COMMAND = re.compile(r"\\([A-Za-z]+)\*?")
-_SMALL_GAPS = re.compile(r"\\[,!;:> ]|~|\\hspace\*?\{[^{}]*\}|\\[hv]?phantom\{[^{}]*\}|\\label\{[^{}]*\}|\\tag\*?\{[^{}]*\}")
+_SMALL_GAPS = re.compile(r"\\[,!;:> ]|~|\\(?:hspace|[hv]?phantom|label|tag)\*?\{[^{}]*\}")
 _SHORT_FRACTIONS = (
     (re.compile(r"\\frac\s*(\d)\s*(\d)"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\frac\s*(\d)\s*\{"), r"\\frac{\1}{"),
@@ -135,7 +136,7 @@ def normalise(text: str) -> str:
     text = re.sub(r"\\(?:left|right)\s*\.", " ", text)
     text = _COMMAND.sub(_respell, text)
     for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, text)  # type: ignore[arg-type]
+        text = pattern.sub(replacement, text)
     for pattern, short in _SHORT_FRACTIONS:
         text = pattern.sub(short, text)
     text = re.sub(r"#(and|or)#", r" \1 ", text)
@@ -156,13 +157,12 @@ def _plain_characters(text: str) -> str:
 
 
 def _unwrap(text: str) -> str:
-    """Fonts and boxes removed; words keep one wrapper, `\\text{...}`, so that they are not read as products of letters."""
+    """Fonts and boxes removed; words keep one wrapper, `\\text{...}`, lest they be read as products of letters."""
     for _ in range(200):
-        match = None
-        for match in _WRAPPER.finditer(text):
-            pass
-        if match is None:
+        found = list(_WRAPPER.finditer(text))
+        if not found:
             break
+        match = found[-1]
         end = closing(text, match.end() - 1)
         if end is None:
             break
@@ -223,7 +223,7 @@ def closing(text: str, start: int) -> int | None:
 
 @lru_cache(maxsize=8192)
 def compact(text: str) -> str:
-    """A key for string equality of normalised text: no idle spaces, no braces around one character, no text wrappers."""
+    """A key for equality of normalised strings: no idle spaces, no braces around one character, no text wrappers."""
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"\s+", " ", text).strip()
     text = re.sub(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])", "", text)

@@ -38,14 +38,19 @@ _PLAIN_WORD = rf"(?:(?:square|sq\.?|cubic|cu\.?)\s+)?(?:{_LONG_NAMES}|units?)s?(
 _WORD = rf"(?:\\text\{{[^{{}}]*\}}|(?<![A-Za-z\\]){_PLAIN_WORD}(?![A-Za-z]))"
 _POWER = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"
 _SINGLE_LETTER = r"(?:(?<=[\d})]) [msghNJWVKL](?![A-Za-z]))"
-_UNIT = re.compile(
-    rf"(?:\s*(?:[%°]|(?:{_WORD}|{_SINGLE_LETTER}){_POWER}(?:\s*(?:\*|/|per|\s)\s*(?:{_WORD}|(?<=/)\s*[a-zA-Z](?![A-Za-z])){_POWER})*))\s*$"
-)
+_NEXT = rf"(?:\s*(?:\*|/|per|\s)\s*(?:{_WORD}|(?<=/)\s*[a-zA-Z](?![A-Za-z])){_POWER})"
+_UNIT = re.compile(rf"\s*(?:[%°]|(?:{_WORD}|{_SINGLE_LETTER}){_POWER}{_NEXT}*)\s*$")
 _TRIGONOMETRY = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _COUNTED = re.compile(r"(?:\s+[A-Za-z]{2,}){1,4}$")
-_NOT_UNITS = frozenset(["or", "and", "not", "more", "less", "fewer", "than", "least", "most", "if", "when", "only", "wrong", "incorrect", "to", "from", "million", "thousand", "billion", "hundred", "trillion", "dozen", "mod", "modulo", "choose", "over", "plus", "minus", "times", "divided", "squared", "cubed", "factorial"])  # fmt: skip
-_PART = re.compile(r"\s*(?P<joint>/|\bper\b)?\s*(?P<shape>square|sq\.?|cubic|cu\.?)?\s*(?P<name>[A-Za-z°%]+)"
-                   r"(?:\s*\^\s*\{?\s*(?P<power>-?\d)\s*\}?|\s+(?P<after>squared|cubed))?")  # fmt: skip
+_NOT_UNITS = frozenset([
+    "or", "and", "not", "more", "less", "fewer", "than", "least", "most", "if", "when", "only", "wrong",
+    "incorrect", "to", "from", "million", "thousand", "billion", "hundred", "trillion", "dozen", "mod", "modulo",
+    "choose", "over", "plus", "minus", "times", "divided", "squared", "cubed", "factorial",
+])  # fmt: skip
+_PART = re.compile(
+    r"\s*(?P<joint>/|\bper\b)?\s*(?P<shape>square|sq\.?|cubic|cu\.?)?\s*(?P<name>[A-Za-z°%]+)"
+    r"(?:\s*\^\s*\{?\s*(?P<power>-?\d)\s*\}?|\s+(?P<after>squared|cubed))?"
+)
 
 
 @dataclass(frozen=True)

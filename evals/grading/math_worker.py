@@ -10,7 +10,6 @@ import os
 import resource
 import select
 import signal
-import sys
 
 MEMORY_LIMIT_BYTES = 2 << 30
 PARENT_CHECK_S = 2.0
@@ -37,7 +36,7 @@ def serve(requests: int, replies: int) -> None:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, request.pop("timeout_s"))
         try:
-            reply = {"reason": judge_with_algebra(**request)}
+            reply: dict = {"reason": judge_with_algebra(**request)}
         except MemoryError:
             reply = {"reason": "timeout", "leaving": True}
         except RecursionError:
@@ -60,4 +59,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
