@@ -29,6 +29,8 @@ from trainers.recipe import Recipe
 
 Location = tuple[str | int, ...]
 
+_RECIPE = TypeAdapter(Recipe)
+
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -210,7 +212,7 @@ def recipe_for(config: Config, grid_name: str, model: str, dataset: str) -> Reci
     for name in (model, dataset):
         values |= grid.overrides.get(name, {})
     try:
-        return TypeAdapter(Recipe).validate_python(values)
+        return _RECIPE.validate_python(values)
     except ValidationError as error:
         # A field is reported where it was given: in the override if there is one.
         base: Location = ("grids", grid_name)

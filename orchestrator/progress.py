@@ -7,7 +7,7 @@ from datetime import datetime
 from statistics import fmean
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -46,7 +46,8 @@ class Progress:
     def update(self, runs: Sequence[CellRun]) -> None:
         """Show the present state."""
         if self._live:
-            self._live.update(live_table(runs, max_rows=max(4, self._console.height - 6)), refresh=True)
+            table = live_table(runs, max_rows=max(4, self._console.height - 6))
+            self._live.update(Group(table, Text(plain_line(runs))), refresh=True)
         elif time.monotonic() >= self._next_plain:
             self._next_plain = time.monotonic() + PLAIN_EVERY_S
             self.say(plain_line(runs))
@@ -56,7 +57,7 @@ def live_table(runs: Sequence[CellRun], max_rows: int) -> Table:
     """The cells as a table. Where they do not all fit, those under way and failed go before the others."""
     rank = {"training": 0, "evaluating": 0, "failed": 1, "pending": 2, "done": 3}
     shown = sorted(runs, key=lambda run: rank[run.state])[:max_rows] if len(runs) > max_rows else runs
-    table = Table(box=None, pad_edge=False, caption=plain_line(runs), caption_justify="left")
+    table = Table(box=None, pad_edge=False)
     table.add_column("cell", no_wrap=True, overflow="ellipsis")
     table.add_column("state", no_wrap=True)
     for column in ("step", "reward", "accuracy", "ETA"):

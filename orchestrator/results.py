@@ -93,6 +93,16 @@ def failure_table(runs: Iterable[CellRun]) -> Table:
     return table
 
 
+def not_run(runs: Iterable[CellRun]) -> dict[str, str]:
+    """Benchmarks that some evaluation had to leave out, with the reason; they are missing in its mean."""
+    return {
+        name: reason
+        for run in runs
+        for summary in run.summaries.values()
+        for name, reason in summary.get("not_run", {}).items()
+    }
+
+
 def _score(run: CellRun, step: int, prefix: str) -> str:
     metrics = run.summaries.get(step, {}).get("metrics", {})
     return next((f"{value:.3f}" for key, value in metrics.items() if key.startswith(prefix)), "")

@@ -11,7 +11,7 @@ from orchestrator import ledger, tasks
 from orchestrator.cluster import check_demand, connect
 from orchestrator.grid import Cell
 from orchestrator.progress import Progress
-from orchestrator.results import failure_table, final_table
+from orchestrator.results import failure_table, final_table, not_run
 from orchestrator.schedule import CellRun, Scheduler, look_up, open_all
 from orchestrator.tracking import Recorder, tracking_uri
 
@@ -88,6 +88,8 @@ def _report(runs: Sequence[CellRun], finished: bool, console: Console) -> Outcom
         console.print(final_table(runs))
     if failed:
         console.print(failure_table(failed))
+    for name, reason in not_run(runs).items():
+        console.print(f"{name} was not run everywhere: {reason}", soft_wrap=True, markup=False)
     done = sum(not run.left and not run.error for run in runs)
     console.print(f"{done} of {len(runs)} cells done")
     return Outcome(tuple(run.cell.id for run in failed), interrupted=not finished)

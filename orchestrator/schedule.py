@@ -183,7 +183,8 @@ class Scheduler:
             return
         import ray
 
-        setting = tasks.Setting(run.folder, self._root, self._data_dir, needs.gpus, self._functions[work.kind])
+        function = self._functions[work.kind]
+        setting = tasks.Setting(run.folder, self._root, self._data_dir, int(needs.cpus), needs.gpus, function)
         name = f"{work.kind}:{run.cell.id}"
         options = {"name": name, "num_cpus": needs.cpus, "num_gpus": needs.gpus, "max_retries": 0}
         if work.kind == "train":

@@ -40,6 +40,7 @@ class Setting:
         cell: the cell's directory.
         root: working directory; relative model paths start here.
         data_dir: local data files, or None.
+        cpus: cores that the task was given, and its number of threads.
         gpus: GPUs that the task was given.
         function: `module:function` that does the work.
     """
@@ -47,6 +48,7 @@ class Setting:
     cell: CellDir
     root: Path
     data_dir: Path | None
+    cpus: int
     gpus: float
     function: str
 
@@ -109,6 +111,7 @@ def _failure(error: Exception) -> Failure:
 def _worker(setting: Setting) -> Iterator[None]:
     """Send everything the task prints to the cell's log, and settle what the task sees of the machine."""
     os.chdir(setting.root)
+    _use_threads(setting.cpus)
     if not setting.gpus:
         # Ray leaves GPUs visible to tasks that asked for none.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -135,6 +138,13 @@ def _worker(setting: Setting) -> Iterator[None]:
             for descriptor, number in zip(kept, (1, 2), strict=True):
                 os.dup2(descriptor, number)
                 os.close(descriptor)
+
+
+def _use_threads(number: int) -> None:
+    """Also in a worker that has imported torch for an earlier task."""
+    os.environ["OMP_NUM_THREADS"] = str(number)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(number)
 
 
 def _flush() -> None:
