@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,29 @@ from evals.grading.code import grade_program
 TRIVIAL = "print(int(input()) + 1)"
 FUNCTION = "class Solution:\n    def add_one(self, n):\n        return n + 1\n"
 PROGRAMS_PER_ROUND = 40
+IMPORTS = "".join(
+    f"from {module} import *\n"
+    for module in (
+        "string",
+        "re",
+        "datetime",
+        "collections",
+        "heapq",
+        "bisect",
+        "copy",
+        "math",
+        "random",
+        "statistics",
+        "itertools",
+        "functools",
+        "operator",
+        "io",
+        "json",
+        "typing",
+    )
+)
+"""What LiveCodeBench's checker puts before a program."""
+
 TEN_TESTS = [{"input": str(n), "output": str(n + 1)} for n in range(10)]
 
 
@@ -48,15 +72,15 @@ def main() -> None:
 
 def compare_trivial_programs(rungs: list[str], rounds: int) -> None:
     contenders: dict[str, Callable[[], object]] = {"python -I -S": run_bare}
-    contenders |= {rung: lambda rung=rung: grade(TRIVIAL, TEN_TESTS[:1], rung) for rung in rungs}
+    contenders |= {rung: partial(grade, TRIVIAL, TEN_TESTS[:1], rung) for rung in rungs}
     report("one trivial program", contenders, rounds, PROGRAMS_PER_ROUND)
 
 
 def compare_ten_tests(rungs: list[str], rounds: int) -> None:
     contenders: dict[str, Callable[[], object]] = {"process and manager": run_in_process_with_manager}
     for rung in rungs:
-        contenders[f"{rung}, script"] = lambda rung=rung: grade(TRIVIAL, TEN_TESTS, rung)
-        contenders[f"{rung}, function"] = lambda rung=rung: grade(FUNCTION, TEN_TESTS, rung, "add_one")
+        contenders[f"{rung}, script"] = partial(grade, TRIVIAL, TEN_TESTS, rung)
+        contenders[f"{rung}, function"] = partial(grade, FUNCTION, TEN_TESTS, rung, "add_one")
     report("one problem of ten tests", contenders, rounds, PROGRAMS_PER_ROUND // 4)
 
 
@@ -98,7 +122,7 @@ def run_in_process_with_manager() -> None:
 
 def run_ten_tests(results: Any) -> None:
     """The program's tests in this very process, outputs compared where the program could reach them."""
-    code = compile(TRIVIAL, "<program>", "exec")
+    code = compile(IMPORTS + TRIVIAL, "<program>", "exec")
     for test in TEN_TESTS:
         output = io.StringIO()
         sys.stdin = io.StringIO(test["input"])
@@ -124,15 +148,15 @@ Reference = tuple[str, str, list[dict[str, str]], dict[str, Any]]
 
 def leetcode(data_dir: Path) -> Iterator[Reference]:
     """Each `assert candidate(a = 1, b = 2) == 3` is a test of the method."""
-    for row in read_rows(data_dir / "leetcode_rllm_functional.jsonl"):
-        tree = ast.parse(row["tests"]["functional"])
+    for i, row in enumerate(read_rows(data_dir / "leetcode_rllm_functional.jsonl")):
+        tree: Any = ast.parse(row["tests"]["functional"])
         tests = []
-        for statement in tree.body[0].body:  # type: ignore[attr-defined]
+        for statement in tree.body[0].body:
             call, expected = statement.test.left, statement.test.comparators[0]
             arguments = [json.dumps(ast.literal_eval(keyword.value)) for keyword in call.keywords]
             tests.append({"input": "\n".join(arguments), "output": json.dumps(ast.literal_eval(expected))})
-        method = tree.body[1].value.args[0].attr  # type: ignore[attr-defined]
-        yield method, row["solutions"], tests, {"fn_name": method, "packages": True}
+        method = tree.body[1].value.args[0].attr
+        yield f"{i}: {method}", row["solutions"], tests, {"fn_name": method, "packages": True}
 
 
 def humaneval(data_dir: Path) -> Iterator[Reference]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -463,7 +464,7 @@ def test_leetcode_reference_solutions():
 
 def leetcode_tests(source):
     """The method's name and the tests, from `assert candidate(a = 1, b = 2) == 3` lines."""
-    tree = ast.parse(source)
+    tree: Any = ast.parse(source)
     tests = []
     for statement in tree.body[0].body:
         call, expected = statement.test.left, statement.test.comparators[0]

@@ -28,13 +28,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evals.grading.jail import landlock, seccomp
+from evals.grading.jail import landlock, seccomp, zygote
 
 RUNGS = ("bubblewrap", "landlock", "none")
 
 _JAIL = Path(__file__).with_name("jail")
 _START_S = 30.0
 _TICK_S = 0.025
+_PIPE_BYTES = 1 << 16
 _TMPFS_BYTES = 64 << 20
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
@@ -145,10 +146,10 @@ def rung_report() -> list[RungStatus]:
 class Running:
     """One program in its sandbox, the parent's side of it. Made by `start_program`."""
 
-    def __init__(self, zygote: "_Zygote", job: dict[str, Any], stdin: bytes, limits: Limits, num_tests: int) -> None:
+    def __init__(self, parent: "_Zygote", job: dict[str, Any], stdin: bytes, limits: Limits, num_tests: int) -> None:
         self.ending: Ending | None = None
         self.stdout = bytearray()
-        self._zygote = zygote
+        self._zygote = parent
         self._limits = limits
         self._lines = bytearray()
         if job["fn_name"] is None:
@@ -162,13 +163,8 @@ class Running:
         self._writers = {self._channel: memoryview(_json_line(job)), self._stdin: memoryview(stdin)}
         for descriptor in (self._channel, self._stdin, self._stdout):
             os.set_blocking(descriptor, False)
-        request = {
-            "cpu_s": job["cpu_s"],
-            "total_cpu_s": job["cpu_s"] * num_tests,
-            "memory_bytes": limits.memory_bytes,
-            "file_bytes": limits.file_bytes,
-        }
-        if not zygote.send(request, [theirs.fileno(), stdin_read, stdout_write]):
+        request = zygote.LIMITS.pack(job["cpu_s"], job["cpu_s"] * num_tests, limits.memory_bytes, limits.file_bytes)
+        if not parent.send(request, [theirs.fileno(), stdin_read, stdout_write]):
             self.ending = Ending("lost")
         theirs.close()
         os.close(stdin_read)
@@ -259,7 +255,7 @@ class Running:
     def _read(self, descriptor: int) -> bool:
         """Take what the pipe has now; whether there may be more."""
         try:
-            chunk = os.read(descriptor, 1 << 20)
+            chunk = os.read(descriptor, _PIPE_BYTES)
         except BlockingIOError:
             return False
         except OSError:
@@ -278,18 +274,20 @@ class Running:
 
     def _end(self, reason: str) -> None:
         """Take the zygote's word on how the program ended, and what is still in the pipes."""
-        reply = self._zygote.receive()
+        told = self._zygote.receive()
         for descriptor in list(self._readers):
             while self._read(descriptor) and not self._is_over_output():
                 pass
-        if reply is None:
+        if told is None:
             self.ending = Ending("lost")
-        elif reason == "exited" and self._is_over_output():
-            self.ending = Ending("output_limit", reply["exit_code"])
-        elif reason == "exited" and _was_stopped_for_cpu(reply, self._limits):
-            self.ending = Ending("timeout", reply["exit_code"])
-        else:
-            self.ending = Ending(reason, reply["exit_code"])
+            return
+        exit_code, cpu_s = told
+        if reason == "exited" and self._is_over_output():
+            reason = "output_limit"
+        # SIGXCPU at the soft limit; SIGKILL a second later for a program that handles that.
+        elif reason == "exited" and (exit_code == -24 or (exit_code == -9 and cpu_s >= self._limits.whole_cpu_s)):
+            reason = "timeout"
+        self.ending = Ending(reason, exit_code)
 
 
 @contextmanager
@@ -328,17 +326,21 @@ def start_program(
         "prelude": prelude,
         "any_exit_code": any_exit_code,
     }
-    zygote = _take_zygote(rung, packages)
+    parent = _take_zygote((rung, packages, prelude))
     try:
-        running = Running(zygote, job, stdin, limits, num_tests)
+        running = Running(parent, job, stdin, limits, num_tests)
         try:
             yield running
         finally:
             running.close()
     except BaseException:
-        zygote.close()
+        parent.close()
         raise
-    _give_back(zygote)
+    _give_back(parent)
+
+
+_Key = tuple[str, bool, bool]
+"""What a zygote is started for: the rung, whether with packages, whether with the prelude."""
 
 
 class _Zygote:
@@ -348,59 +350,63 @@ class _Zygote:
         SandboxUnavailable: it did not start.
     """
 
-    def __init__(self, rung: str, packages: bool) -> None:
-        self.key = (rung, packages)
+    def __init__(self, key: _Key) -> None:
+        self.key = key
         self.healthy = True
-        self.control, theirs = socket.socketpair()
+        self._num_programs = 0
+        self._requests, their_requests = socket.socketpair()
+        self.control, their_control = socket.socketpair()
         self.control.settimeout(_START_S)
+        # What goes wrong at the start is written to descriptor 2, and so comes to us.
+        streams = {zygote.REQUESTS: their_requests.fileno(), zygote.CONTROL: their_control.fileno()}
         self._process = subprocess.Popen(
-            _command(rung, packages),
-            stdin=theirs.fileno(),
+            _command(*key),
+            stdin=streams[0],
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=streams[2],
             env=_ENVIRONMENT,
             cwd="/",
             start_new_session=True,  # Ctrl-C is for the parent
         )
-        theirs.close()
-        assert self._process.stderr is not None
-        try:
-            started = self.control.recv(64) == b"ready\n"
-        except OSError:
-            started = False
-        if not started:
+        their_requests.close()
+        their_control.close()
+        message = b""
+        with suppress(TimeoutError):
+            while not message.endswith(b"ready") and (chunk := self.control.recv(4096)):
+                message += chunk
+        if not message.endswith(b"ready"):
             self._process.kill()
-            message = self._process.stderr.read().decode(errors="replace").strip().splitlines()
             self.close()
-            raise SandboxUnavailable(f"the sandbox did not start: {message[-1] if message else 'no message'}")
-        self._process.stderr.close()
+            lines = message.decode(errors="replace").strip().splitlines()
+            raise SandboxUnavailable(f"the sandbox did not start: {lines[-1] if lines else 'no message'}")
         children = _children(self._process.pid)
-        self._pid = children[0] if rung == "bubblewrap" and children else self._process.pid
+        self._pid = children[0] if key[0] == "bubblewrap" and children else self._process.pid
 
-    def send(self, request: dict[str, Any], descriptors: list[int]) -> bool:
-        """Have a program started with these limits and descriptors; whether the zygote was there to take it."""
+    def send(self, request: bytes, descriptors: list[int]) -> bool:
+        """Have a program started with these limits and descriptors; whether there was someone to take them."""
+        self._num_programs += 1
         try:
-            socket.send_fds(self.control, [_json_line(request)], descriptors)
+            socket.send_fds(self._requests, [request], descriptors)
         except OSError:
             self.healthy = False
         return self.healthy
 
     def kill_program(self) -> None:
         with suppress(OSError):
-            self.control.sendall(b"kill\n")
+            self.control.sendall(zygote.KILL.pack(self._num_programs))
 
-    def receive(self) -> dict[str, Any] | None:
-        """How the program ended; None, and an unhealthy zygote, when no word comes."""
+    def receive(self) -> tuple[int, float] | None:
+        """Exit code and CPU seconds of the program; None, and an unhealthy zygote, when no word comes."""
         try:
-            reply = self.control.recv(4096)
+            reply = self.control.recv(zygote.ENDING.size)
         except OSError:
             reply = b""
-        if not reply:
+        if len(reply) != zygote.ENDING.size:
             self.healthy = False
             return None
-        ending = json.loads(reply)
-        self.healthy = self.healthy and not ending["leftovers"]
-        return ending
+        exit_code, cpu_s, leftovers = zygote.ENDING.unpack(reply)
+        self.healthy = self.healthy and not leftovers
+        return exit_code, cpu_s
 
     def num_threads(self) -> int:
         """Threads of the program that runs now; 0 where `/proc` does not tell."""
@@ -418,45 +424,48 @@ class _Zygote:
             return 0.0
 
     def close(self) -> None:
-        """The zygote ends, and its program with it, when the socket closes."""
+        """The zygote ends, and its program with it, when the sockets close."""
         self.healthy = False
-        self.control.close()
-        assert self._process.stderr is not None
-        self._process.stderr.close()
+        self.forget()
         try:
             self._process.wait(_START_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
+    def forget(self) -> None:
+        """Let go of the sockets without waiting."""
+        self._requests.close()
+        self.control.close()
 
-_idle: dict[tuple[str, bool], list[_Zygote]] = {}
+
+_idle: dict[_Key, list[_Zygote]] = {}
 _idle_lock = threading.Lock()
 
 
-def _take_zygote(rung: str, packages: bool) -> _Zygote:
+def _take_zygote(key: _Key) -> _Zygote:
     with _idle_lock:
-        waiting = _idle.get((rung, packages))
+        waiting = _idle.get(key)
         if waiting:
             return waiting.pop()
-    return _Zygote(rung, packages)
+    return _Zygote(key)
 
 
-def _give_back(zygote: _Zygote) -> None:
-    if not zygote.healthy:
-        zygote.close()
+def _give_back(parent: _Zygote) -> None:
+    if not parent.healthy:
+        parent.close()
         return
     with _idle_lock:
-        _idle.setdefault(zygote.key, []).append(zygote)
+        _idle.setdefault(parent.key, []).append(parent)
 
 
 def close_idle() -> None:
     """End the warm interpreters that wait for a program; the next program starts a new one."""
     with _idle_lock:
-        zygotes = [zygote for waiting in _idle.values() for zygote in waiting]
+        parents = [parent for waiting in _idle.values() for parent in waiting]
         _idle.clear()
-    for zygote in zygotes:
-        zygote.close()
+    for parent in parents:
+        parent.close()
 
 
 def _forget_after_fork() -> None:
@@ -464,9 +473,9 @@ def _forget_after_fork() -> None:
     global _idle_lock
     _idle_lock = threading.Lock()
     for waiting in _idle.values():
-        for zygote in waiting:
-            zygote.control.close()
-            zygote._process.returncode = 0  # not ours to wait for
+        for parent in waiting:
+            parent.forget()
+            parent._process.returncode = 0  # not ours to wait for
     _idle.clear()
 
 
@@ -474,7 +483,7 @@ atexit.register(close_idle)
 os.register_at_fork(after_in_child=_forget_after_fork)
 
 
-def _command(rung: str, packages: bool) -> list[str]:
+def _command(rung: str, packages: bool, prelude: bool) -> list[str]:
     """The command line of a zygote."""
     # Host path -> path in the sandbox. What may lie anywhere, under `/tmp` too, gets a place of its own.
     in_bubblewrap = rung == "bubblewrap"
@@ -491,6 +500,7 @@ def _command(rung: str, packages: bool) -> list[str]:
         "readable": list(visible.values()),
         "writable": ["/tmp"] if in_bubblewrap else [],
         "site_packages": list(site_packages.values()),
+        "prelude": prelude,
     }
     executable = os.path.realpath(sys.executable)
     boot_path = os.path.dirname(jail[str(_JAIL)])
@@ -523,11 +533,6 @@ def _children(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
-
-
-def _was_stopped_for_cpu(reply: dict[str, Any], limits: Limits) -> bool:
-    """SIGXCPU at the soft limit; SIGKILL a second later for a program that handles that."""
-    return reply["exit_code"] == -24 or (reply["exit_code"] == -9 and reply["cpu_s"] >= limits.whole_cpu_s)
 
 
 def _json_line(message: dict[str, Any]) -> bytes:

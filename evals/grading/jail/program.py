@@ -14,11 +14,10 @@ import math
 import os
 import resource
 import sys
-import threading
 import time
 import types
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 CHANNEL = 3
 RECURSION_LIMIT = 50_000
@@ -40,11 +39,38 @@ def make_prelude() -> dict[str, Any]:
     return names | {name: importlib.import_module(name) for name in _STARRED}
 
 
-def run(prelude: dict[str, Any], site_packages: list[str]) -> NoReturn:
-    """Read the job from the channel, run it and end the process."""
-    channel = open(CHANNEL, "rb", closefd=False)  # noqa: SIM115  (the process ends before any block would)
+def prepare_interpreter() -> IO[bytes]:
+    """In the zygote: make the interpreter what a program expects; the reader of the channel.
+
+    The streams are opened on pipes that stand in for those that a child will put under the same descriptors.
+    """
+    stand_in = os.pipe()
+    for descriptor, end in ((0, 0), (1, 1), (CHANNEL, 0)):
+        os.dup2(stand_in[end], descriptor)
+    for descriptor in stand_in:
+        if descriptor != CHANNEL:
+            os.close(descriptor)
+    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        stream = open(descriptor, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    for name in ("exit", "quit"):  # the `site` module would have made them
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    sys.argv = ["program.py"]
+    sys.set_int_max_str_digits(0)
+    sys.setrecursionlimit(RECURSION_LIMIT)
+    return open(CHANNEL, "rb", closefd=False)
+
+
+def rehearse() -> None:
+    """In a child that waits: do once what is to be done, so that its pages are its own before it counts."""
+    json.loads('{"a": 1}')
+    exec(compile("a = 1", "<program>", "exec", dont_inherit=True), types.ModuleType("rehearsal").__dict__)
+
+
+def run(channel: IO[bytes], prelude: dict[str, Any], site_packages: list[str]) -> NoReturn:
+    """In the child: read the job from the channel, run it and end the process."""
     job = json.loads(channel.readline())
-    _restore_interpreter()
     if job["packages"]:
         sys.path.extend(site_packages)
     is_function = job["fn_name"] is not None
@@ -62,19 +88,6 @@ def run(prelude: dict[str, Any], site_packages: list[str]) -> NoReturn:
     _run_main(code, module, job["any_exit_code"])
 
 
-def _restore_interpreter() -> None:
-    """Give the program the interpreter that it would have had: standard streams, `exit`, no leftovers of ours."""
-    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        stream = open(descriptor, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
-    for name in ("exit", "quit"):
-        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
-    sys.argv = ["program.py"]
-    sys.set_int_max_str_digits(0)
-    sys.setrecursionlimit(RECURSION_LIMIT)
-
-
 def _run_main(code: types.CodeType, module: types.ModuleType, any_exit_code: bool) -> NoReturn:
     """Run as a script: then, as the interpreter does, wait for threads, run exit handlers and flush."""
     exit_code = 0
@@ -85,7 +98,8 @@ def _run_main(code: types.CodeType, module: types.ModuleType, any_exit_code: boo
     except BaseException:
         exit_code = 1
     try:
-        threading._shutdown()  # type: ignore[attr-defined]
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.__stdout__):
             if stream is not None and not getattr(stream, "closed", False):
@@ -101,7 +115,7 @@ def _exit_code(stop: SystemExit) -> int:
     return stop.code & 0xFF if isinstance(stop.code, int) else 1
 
 
-def _serve_calls(code: types.CodeType, module: types.ModuleType, name: str, cpu_s: int, channel: Any) -> NoReturn:
+def _serve_calls(code: types.CodeType, module: types.ModuleType, name: str, cpu_s: int, channel: IO[bytes]) -> NoReturn:
     """Load the program, then answer each request, a list of arguments, with what the function returns."""
     is_loaded = False
     for request in channel:

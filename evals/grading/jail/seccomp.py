@@ -8,6 +8,7 @@ import ctypes
 import os
 import platform
 import struct
+from collections.abc import Callable
 
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
@@ -20,7 +21,7 @@ _ALLOWED: dict[str, tuple[int | None, int | None]] = {
     "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create1": (291, 20),
     "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22), "eventfd2": (290, 19),
     "sendfile": (40, 71), "ftruncate": (77, 46), "fsync": (74, 82), "fdatasync": (75, 83), "fadvise64": (221, 223),
-    "sendto": (44, 206), "recvfrom": (45, 207), "shutdown": (48, 210),
+    "sendto": (44, 206), "recvfrom": (45, 207), "recvmsg": (47, 212), "shutdown": (48, 210),
     # files: which of them, is Landlock's or the namespace's business
     "open": (2, None), "openat": (257, 56), "stat": (4, None), "fstat": (5, 80), "lstat": (6, None),
     "newfstatat": (262, 79), "statx": (332, 291), "statfs": (137, 43), "fstatfs": (138, 44), "access": (21, None),
@@ -51,12 +52,19 @@ _ALLOWED: dict[str, tuple[int | None, int | None]] = {
     "sysinfo": (99, 179), "uname": (63, 160), "wait4": (61, 260), "arch_prctl": (158, None), "getrandom": (318, 278),
 }  # fmt: skip
 
+_ZYGOTE_ONLY: dict[str, tuple[int | None, int | None]] = {
+    "fork": (57, None), "kill": (62, 129), "setsid": (112, 157), "prctl": (157, 167),
+    "pidfd_open": (434, 434),
+}  # fmt: skip
+
+# (numbers as above, conditions that must all hold: (argument, mask, values allowed))
+_Conditional = tuple[tuple[int, int], tuple[tuple[int, int, tuple[int, ...]], ...]]
+
 _CLONE_NEW = 0x7E020000
 _THREAD = 0x10000 | 0x800 | 0x100  # CLONE_THREAD, CLONE_SIGHAND, CLONE_VM
+_CLONE: _Conditional = ((56, 220), ((0, _CLONE_NEW | _THREAD, (_THREAD,)),))
 
-# name: (numbers as above, conditions that must all hold: (argument, mask, values allowed))
-_CONDITIONAL: dict[str, tuple[tuple[int, int], tuple[tuple[int, int, tuple[int, ...]], ...]]] = {
-    "clone": ((56, 220), ((0, _CLONE_NEW | _THREAD, (_THREAD,)),)),
+_CONDITIONAL: dict[str, _Conditional] = {
     # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_SETPIPE_SZ, F_GETPIPE_SZ; F_SETOWN sends signals
     "fcntl": ((72, 25), ((1, 0xFFFFFFFF, (0, 1, 2, 3, 4, 1030, 1031, 1032)),)),
     # TCGETS, FIONREAD, FIONBIO, FIOCLEX, TIOCGWINSZ
@@ -84,25 +92,39 @@ def supported() -> bool:
 
 
 def make_filter() -> bytes:
-    """The filter as classic BPF instructions for this machine."""
+    """The filter of the zygote: what programs may do, and what forking them takes. Classic BPF for this machine."""
     column, audit_arch = _MACHINES[platform.machine()]
-    program = [_op(_LOAD, 4), _op(_JUMP_EQUAL, audit_arch, 1, 0), _op(_RETURN, _KILL), _op(_LOAD, 0)]
-    program += [_op(_JUMP_GREATER_EQUAL, _X32_BIT, 0, 1), _op(_RETURN, _ERRNO | _ENOSYS)]
-    for numbers in _ALLOWED.values():
-        if (number := numbers[column]) is not None:
-            program += [_op(_JUMP_EQUAL, number, 0, 1), _op(_RETURN, _ALLOW)]
-    for pair, conditions in _CONDITIONAL.values():
-        body = [op for condition in conditions for op in _require(*condition)] + [_op(_RETURN, _ALLOW)]
-        program += [_op(_JUMP_EQUAL, pair[column], 0, len(body)), *body]
-    return b"".join([*program, _op(_RETURN, _ERRNO | _ENOSYS)])
+    instructions = [_op(_LOAD, 4), _op(_JUMP_EQUAL, audit_arch, 1, 0), _op(_RETURN, _KILL), _op(_LOAD, 0)]
+    instructions += [_op(_JUMP_GREATER_EQUAL, _X32_BIT, 0, 1), _op(_RETURN, _ERRNO | _ENOSYS)]
+    for numbers in (*_ALLOWED.values(), *_ZYGOTE_ONLY.values(), _CLONE[0]):
+        instructions += _for_number(numbers[column], [_op(_RETURN, _ALLOW)])
+    for numbers, conditions in _CONDITIONAL.values():
+        instructions += _for_number(numbers[column], _require(conditions))
+    return b"".join([*instructions, _op(_RETURN, _ERRNO | _ENOSYS)])
 
 
-def install(bpf: bytes) -> None:
-    """Put the filter on this thread and whatever it starts; needs `no_new_privs`."""
+def make_program_filter() -> bytes:
+    """The filter that a child adds to the zygote's: short, for it is installed once per program."""
+    column, _ = _MACHINES[platform.machine()]
+    instructions = [_op(_LOAD, 0)]
+    for numbers in _ZYGOTE_ONLY.values():
+        instructions += _for_number(numbers[column], [_op(_RETURN, _ERRNO | _ENOSYS)])
+    numbers, conditions = _CLONE
+    instructions += _for_number(numbers[column], _require(conditions))
+    return b"".join([*instructions, _op(_RETURN, _ALLOW)])
+
+
+def prepare(bpf: bytes) -> Callable[[], None]:
+    """A function that puts the filter on this thread and whatever it starts; needs `no_new_privs`."""
     buffer = ctypes.create_string_buffer(bpf, len(bpf))
-    fprog = struct.pack("HxxxxxxP", len(bpf) // 8, ctypes.addressof(buffer))
-    if _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), fprog, 0, 0):
-        raise OSError(ctypes.get_errno(), "seccomp: the filter was refused")
+    fprog = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(bpf) // 8, ctypes.addressof(buffer)))
+    prctl, address = _libc.prctl, ctypes.c_void_p(ctypes.addressof(fprog))
+
+    def install(keep_alive: tuple[object, ...] = (buffer, fprog)) -> None:
+        if prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, address, 0, 0):
+            raise OSError(ctypes.get_errno(), "seccomp: the filter was refused")
+
+    return install
 
 
 def drop_capabilities() -> None:
@@ -112,10 +134,18 @@ def drop_capabilities() -> None:
         raise OSError(ctypes.get_errno(), f"capset: {os.strerror(ctypes.get_errno())}")
 
 
-def _require(argument: int, mask: int, values: tuple[int, ...]) -> list[bytes]:
-    """Fall through when the low half of the argument, masked, is among `values`; else the call fails with EPERM."""
-    tests = [_op(_JUMP_EQUAL, value, len(values) - i, 0) for i, value in enumerate(values)]
-    return [_op(_LOAD, 16 + 8 * argument), _op(_AND, mask), *tests, _op(_RETURN, _ERRNO | _EPERM)]
+def _for_number(number: int | None, body: list[bytes]) -> list[bytes]:
+    """Run `body`, which must return, for this system call alone."""
+    return [] if number is None else [_op(_JUMP_EQUAL, number, 0, len(body)), *body]
+
+
+def _require(conditions: tuple[tuple[int, int, tuple[int, ...]], ...]) -> list[bytes]:
+    """Allow the call when the low half of each argument, masked, is among its values; else it fails with EPERM."""
+    instructions = []
+    for argument, mask, values in conditions:
+        tests = [_op(_JUMP_EQUAL, value, len(values) - i, 0) for i, value in enumerate(values)]
+        instructions += [_op(_LOAD, 16 + 8 * argument), _op(_AND, mask), *tests, _op(_RETURN, _ERRNO | _EPERM)]
+    return [*instructions, _op(_RETURN, _ALLOW)]
 
 
 def _op(code: int, k: int, if_true: int = 0, if_false: int = 0) -> bytes:

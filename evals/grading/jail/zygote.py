@@ -1,8 +1,9 @@
 """The warm parent of the programs: it has the interpreter loaded, and forks one confined child per program.
 
-It never reads a program, an input or an output: it receives descriptors, hands them to the child, waits, and tells
-how the child ended. Requests come one at a time over a socket on descriptor 0; when that socket closes, or says
-`kill`, the child is killed.
+The child is forked ahead, and waits with everything in place for a request: its limits, and the descriptors that
+become its channel and its standard streams. The zygote never sees a program, an input or an output. It waits for the
+child to end, tells how it ended, and forks the next; a message on its own socket has it kill the child, and the end
+of that socket makes it end.
 """
 
 import contextlib
@@ -14,143 +15,140 @@ import resource
 import select
 import signal
 import socket
+import struct
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from . import landlock, program, seccomp
 
-_PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 4, 36, 38
+REQUESTS, CONTROL = 0, 2
+"""The descriptors on which the zygote is given its two sockets."""
+
+LIMITS = struct.Struct("=qqqq")
+"""A request: CPU seconds per test and in all, bytes of memory and of a file; with three descriptors."""
+
+KILL = struct.Struct("=q")
+"""A message to the zygote: the number of the program to kill, from 1. It may have ended meanwhile."""
+
+ENDING = struct.Struct("=id?")
+"""A message from the zygote: exit code, CPU seconds, whether files were left behind."""
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 _STACK_BYTES = 120 << 20  # the kernel leaves the main thread a gap of 128 MiB to grow into
-_OPEN_FILES = 128
-_PARKED, _DESCRIPTORS_END = 200, 256  # the zygote itself has a dozen descriptors open, all of low number
+_OPEN_FILES = 128  # for a program, and the zygote has no more either
+_is_linux = sys.platform.startswith("linux")
 
 
 def main() -> None:
-    """Serve programs until the parent closes the socket. The settings are the JSON in `sys.argv[1]`."""
+    """Serve programs until the parent closes the sockets. The settings are the JSON in `sys.argv[1]`."""
     settings = json.loads(sys.argv[1])
-    control = socket.socket(fileno=os.dup(0))
-    confine = _make_confinement(settings)
-    prelude = program.make_prelude()
-    wakeup = _wake_on_child_exit()
+    # Out of the way of the descriptors of a program.
+    requests = socket.socket(fileno=os.dup2(REQUESTS, 100, inheritable=False))
+    control = socket.socket(fileno=os.dup2(CONTROL, 101, inheritable=False))
+    prelude = program.make_prelude() if settings["prelude"] else {}
+    channel = program.prepare_interpreter()
+    finish_confinement = _confine(settings)
     gc.collect()
     gc.freeze()  # the collector of a child must not touch, and so copy, our pages
-    control.sendall(b"ready\n")
+    control.sendall(b"ready")
     with open(os.devnull, "r+b", buffering=0) as null:
         os.dup2(null.fileno(), 2)
+    number = 0
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, 4096, 3)
-        if not message:
-            return
-        message = message.removeprefix(b"kill\n")  # one that came after its child's end
-        if not message:
-            continue
+        number += 1
         child = os.fork()
         if child == 0:
-            _become_program(descriptors, json.loads(message), confine, prelude, settings["site_packages"])
-        for descriptor in descriptors:
-            os.close(descriptor)
-        status, cpu_s = _wait(child, control, wakeup)
+            try:
+                finish_confinement()
+                program.rehearse()
+                _take_request(requests)
+                program.run(channel, prelude, settings["site_packages"])
+            finally:
+                os._exit(125)
+        status, cpu_s = _wait(child, number, control)
         leftovers = any(os.listdir(directory) for directory in settings["writable"])
-        reply = {"exit_code": os.waitstatus_to_exitcode(status), "cpu_s": cpu_s, "leftovers": leftovers}
-        control.sendall(json.dumps(reply).encode() + b"\n")
+        control.sendall(ENDING.pack(os.waitstatus_to_exitcode(status), cpu_s, leftovers))
 
 
-def _make_confinement(settings: dict[str, Any]) -> Callable[[], None]:
-    """What a child does to itself before it reads its program, prepared once."""
-    if not sys.platform.startswith("linux"):
-        return lambda: None
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    if not settings["confine"]:
-        return lambda: None
-    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    bpf = seccomp.make_filter()
-    devices = ["/dev/null"]
-    ruleset = (
-        landlock.make_ruleset(settings["readable"], settings["writable"] + devices) if settings["landlock"] else None
-    )
-
-    def confine() -> None:
-        if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+def _confine(settings: dict[str, Any]) -> Callable[[], None]:
+    """Give up what no program may have and the zygote does not need; how a child gives up the rest."""
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
+    _limit(resource.RLIMIT_STACK, _STACK_BYTES)
+    if not _is_linux:
+        return os.setsid
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    install_filter = None
+    if settings["confine"]:
+        prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+        if prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
             raise OSError(ctypes.get_errno(), "no_new_privs was refused")
         seccomp.drop_capabilities()
-        if ruleset is not None:
+        if settings["landlock"]:
+            ruleset = landlock.make_ruleset(settings["readable"], [*settings["writable"], os.devnull])
             landlock.restrict(ruleset)
             os.close(ruleset)
-        seccomp.install(bpf)
+        seccomp.prepare(seccomp.make_filter())()
+        install_filter = seccomp.prepare(seccomp.make_program_filter())
 
-    return confine
-
-
-def _become_program(
-    descriptors: list[int],
-    request: dict[str, Any],
-    confine: Callable[[], None],
-    prelude: dict[str, Any],
-    site_packages: list[str],
-) -> NoReturn:
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    def finish() -> None:
         os.setsid()
-        # Out of the way first: a descriptor may have arrived under a number that another is to get.
-        channel, stdin, stdout = (os.dup2(descriptor, _PARKED + i) for i, descriptor in enumerate(descriptors))
-        for source, target in ((stdin, 0), (stdout, 1), (channel, program.CHANNEL)):
-            os.dup2(source, target)
-        _set_limits(request)
-        confine()
-        os.closerange(program.CHANNEL + 1, _DESCRIPTORS_END)
-        program.run(prelude, site_packages)
-    finally:
-        os._exit(125)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if install_filter is not None:
+            install_filter()
+
+    return finish
 
 
-def _set_limits(request: dict[str, Any]) -> None:
-    def limit(which: int, soft: int, hard: int | None = None) -> None:
-        _, ceiling = resource.getrlimit(which)
-        cap = [value if ceiling == resource.RLIM_INFINITY else min(value, ceiling) for value in (soft, hard or soft)]
-        resource.setrlimit(which, (cap[0], cap[1]))
-
-    limit(resource.RLIMIT_CORE, 0)
-    limit(resource.RLIMIT_CPU, request["cpu_s"], request["total_cpu_s"] + 1)
-    limit(resource.RLIMIT_FSIZE, request["file_bytes"])
-    limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
-    limit(resource.RLIMIT_STACK, _STACK_BYTES)
+def _take_request(requests: socket.socket) -> None:
+    """In the child: wait for a request, take its limits and its descriptors, and close all others."""
+    message, descriptors, _, _ = socket.recv_fds(requests, LIMITS.size, 3)
+    if not message:
+        os._exit(0)
+    # The targets are open since the start, so none of the descriptors sent has the number of one.
+    for source, target in zip(descriptors, (program.CHANNEL, 0, 1), strict=True):
+        os.dup2(source, target)
+    os.closerange(program.CHANNEL + 1, _OPEN_FILES)
+    cpu_s, total_cpu_s, memory_bytes, file_bytes = LIMITS.unpack(message)
+    _limit(resource.RLIMIT_CPU, cpu_s, total_cpu_s + 1)
+    _limit(resource.RLIMIT_FSIZE, file_bytes)
     with contextlib.suppress(ValueError):  # macOS refuses it
-        limit(resource.RLIMIT_AS, request["memory_bytes"])
+        _limit(resource.RLIMIT_AS, memory_bytes)
 
 
-def _wake_on_child_exit() -> int:
-    """A descriptor that becomes readable when a child ends."""
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    return reader
+def _limit(which: int, soft: int, hard: int | None = None) -> None:
+    """Set a resource limit, or keep the lower one that is in force."""
+    ceiling = resource.getrlimit(which)[1]
+    hard = soft if hard is None else hard
+    if ceiling != resource.RLIM_INFINITY:
+        soft, hard = min(soft, ceiling), min(hard, ceiling)
+    resource.setrlimit(which, (soft, hard))
 
 
-def _wait(child: int, control: socket.socket, wakeup: int) -> tuple[int, float]:
+def _wait(child: int, number: int, control: socket.socket) -> tuple[int, float]:
     """Wait for the child, killing it on demand, and kill what it left; its wait status and CPU seconds."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
-    poll.register(wakeup, select.POLLIN)
+    exited = os.pidfd_open(child) if _is_linux else None
+    if exited is not None:
+        poll.register(exited, select.POLLIN)
     while True:
-        pid, status, usage = os.wait4(child, os.WNOHANG)
-        if pid:
-            _kill_leftovers(child)
-            return status, usage.ru_utime + usage.ru_stime
-        for descriptor, _ in poll.poll():
-            if descriptor == wakeup:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wakeup, 4096)
-            else:
-                orphaned = not control.recv(64)
-                _kill(child)
-                if orphaned:
+        for descriptor, _ in poll.poll(None if exited is not None else 5):
+            if descriptor == control.fileno():
+                message = control.recv(KILL.size)
+                if not message or KILL.unpack(message)[0] == number:
+                    _kill(child)
+                if not message:
                     _kill_leftovers(child)
                     os._exit(0)
+        pid, status, usage = os.wait4(child, os.WNOHANG)
+        if pid:
+            if exited is not None:
+                os.close(exited)
+            _kill_leftovers(child)
+            return status, usage.ru_utime + usage.ru_stime
 
 
 def _kill_leftovers(child: int) -> None:
