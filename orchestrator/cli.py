@@ -130,13 +130,14 @@ def status(
 def figures(
     config: ConfigFile = EXPERIMENTS,
     grid: GridName = None,
-    out: Annotated[Path, typer.Option(help="Folder for figures and tables.")] = Path("figures"),
+    out: Annotated[Path | None, typer.Option(help="Folder for the files; figures/GRID if left out.")] = None,
 ) -> None:
     """Draw the figures and tables of a grid from MLflow."""
     from orchestrator.tracking import experiment_name, tracking_uri
 
     loaded = load_config(config)
     name = _grid_name(loaded.grids, grid)
+    out = out or Path("figures") / name
     from analysis.figures import draw_all
 
     try:
