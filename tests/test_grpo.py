@@ -143,7 +143,7 @@ def test_a_run_records_every_step_and_keeps_its_checkpoints(finished):
         "step-1.parquet", "step-2.parquet", "step-4.parquet",
     ]  # fmt: skip
     base, _ = load_model(MODEL)
-    moved = max(float((p - base.get_parameter(n)).abs().max()) for n, p in final_parameters(finished).items())
+    moved = max(float((p - base.get_parameter(n).detach()).abs().max()) for n, p in final_parameters(finished).items())
     assert 1e-4 < moved < 0.1
 
 
