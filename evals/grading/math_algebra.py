@@ -1,4 +1,4 @@
-"""Comparison of values that are not literals: by probing (`math_expressions`), then by Math-Verify.
+"""Comparison of values that are not literals: by probing (`math_probing`), then by Math-Verify.
 
 Runs only inside a worker (`math_worker`), under its time and memory limits.
 """
@@ -22,13 +22,11 @@ from evals.grading.math_expressions import (
     Point,
     Undefined,
     Unreadable,
-    constant_ratio,
     read_expression,
     rename,
-    same_equation,
-    same_value,
 )
 from evals.grading.math_judge import judge
+from evals.grading.math_probing import constant_ratio, same_equation, same_value
 from evals.grading.math_structure import Group, Leaf, Node, Relation, is_infinite, read_answer
 from evals.grading.math_text import ROW
 

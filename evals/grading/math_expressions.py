@@ -1,11 +1,7 @@
-"""Are two expressions the same function? They are read without evaluating any text as code, and probed.
+"""What does an expression compute? A recursive-descent reader of normalised text; no text is evaluated as code.
 
-The reader is a recursive-descent parser over normalised text. Rational arithmetic stays exact (`Fraction`); roots,
-exponentials and functions switch to `mpmath` numbers. Two expressions are equal when they agree at random points, at a
-precision that a second, finer evaluation confirms (an identity's difference shrinks with the precision, a small
-true difference does not). Variables take positive values, as the variables of these problems do; where an absolute
-value shows that signs matter they take negative values too, and where floors, factorials or alternating signs show
-that they are whole numbers, whole values are tried before two expressions are called different.
+Rational arithmetic stays exact (`Fraction`); roots, exponentials and functions switch to `mpmath` numbers at the
+working precision of whoever asks. `math_probing` compares what is read here.
 """
 
 import random
@@ -25,7 +21,6 @@ from evals.grading.math_text import closing, compact
 MAX_BITS = 1 << 17
 MAX_DEPTH = 80
 MAX_TERMS = 2000
-NUM_POINTS = 6
 DIGITS = 50
 
 Value = Any  # Fraction, mpmath.mpf or mpmath.mpc (mpmath declares no types)
@@ -101,7 +96,6 @@ _DERIVATIVE_TOP = re.compile(r"(?:d|\\partial)\s*(?:\^\s*\{?\s*(\d)\s*\}?)?\s*(.
 _DERIVATIVE_BOTTOM = re.compile(r"(?:d|\\partial)\s*(?:[A-Za-z]|\\[a-z]+)\s*(?:\^\s*\{?\s*\d\s*\}?)?")
 _NOT_FACTORS = {"\\}", "\\rfloor", "\\rceil", "\\|", "\\choose", "\\bmod", "\\mod"}
 _APPLIED = {"f", "g", "F", "G"}
-_WHOLE_NUMBER_LETTERS = set("nmkijlpqrdNMK")
 
 
 @dataclass
@@ -145,7 +139,7 @@ class _Reader:
         total = self.product()
         while self.peek() in ("+", "-"):
             sign = self.take().text
-            total = _binary(_add if sign == "+" else _subtract, total, self.product())
+            total = _binary(_add if sign == "+" else subtract, total, self.product())
         self.depth -= 1
         return total
 
@@ -154,7 +148,7 @@ class _Reader:
         while True:
             if self.peek() in ("*", "/"):
                 operator = self.take().text
-                result = _binary(_multiply if operator == "*" else _divide, result, self.signed())
+                result = _binary(_multiply if operator == "*" else divide, result, self.signed())
             elif self.starts_factor():
                 if self.kind() == "number" and self.tokens[self.at - 1].kind == "number":
                     raise Unreadable("two numbers side by side")
@@ -215,9 +209,9 @@ class _Reader:
                     self.take()
                 node = _unary(_double_factorial if double else _factorial, node)
             elif mark == "°":
-                node = _unary(lambda x: _real(x) * mpmath.pi / 180, node)
+                node = _unary(lambda x: real(x) * mpmath.pi / 180, node)
             else:
-                node = _unary(lambda x: _divide(x, Fraction(100)), node)
+                node = _unary(lambda x: divide(x, Fraction(100)), node)
         return node
 
     def argument(self) -> Node:
@@ -301,7 +295,7 @@ class _Reader:
         if command.text == "\\binom":
             self.is_discrete = True
             return _binary(_binomial, over, under)
-        return _binary(_divide, over, under)
+        return _binary(divide, over, under)
 
     def series(self) -> Node:
         """A finite sum or product, `\\sum_{k=1}^{n} ...` with the terms up to the next plus or minus sign."""
@@ -487,9 +481,9 @@ class _Reader:
         if name == "cbrt":
             return _unary(lambda x: _root(x, Fraction(3)), argument)
         if name in ("Re", "Im"):
-            return _unary(lambda x: mpmath.re(_real(x)) if name == "Re" else mpmath.im(_real(x)), argument)
+            return _unary(lambda x: mpmath.re(real(x)) if name == "Re" else mpmath.im(real(x)), argument)
         function = _FUNCTIONS[name]
-        return _unary(lambda x: function(_bounded(_real(x))), argument)
+        return _unary(lambda x: function(_bounded(real(x))), argument)
 
     def root(self) -> Node:
         degree: Node | None = None
@@ -584,7 +578,7 @@ def _kept(value: Value, point: Point) -> Value:
     return value
 
 
-def _real(x: Value) -> mpmath.mpf | mpmath.mpc:
+def real(x: Value) -> mpmath.mpf | mpmath.mpc:
     return mpmath.mpf(x.numerator) / x.denominator if isinstance(x, Fraction) else x
 
 
@@ -597,11 +591,11 @@ def _bounded(x: mpmath.mpf | mpmath.mpc) -> mpmath.mpf | mpmath.mpc:
 def _nonzero(x: Value) -> mpmath.mpf | mpmath.mpc:
     if x == 0:
         raise Undefined("division by zero or its logarithm")
-    return _real(x)
+    return real(x)
 
 
 def _both(x: Value, y: Value) -> tuple[Value, Value]:
-    return (x, y) if isinstance(x, Fraction) and isinstance(y, Fraction) else (_real(x), _real(y))
+    return (x, y) if isinstance(x, Fraction) and isinstance(y, Fraction) else (real(x), real(y))
 
 
 def _add(x: Value, y: Value) -> Value:
@@ -609,7 +603,7 @@ def _add(x: Value, y: Value) -> Value:
     return x + y
 
 
-def _subtract(x: Value, y: Value) -> Value:
+def subtract(x: Value, y: Value) -> Value:
     x, y = _both(x, y)
     return x - y
 
@@ -619,7 +613,7 @@ def _multiply(x: Value, y: Value) -> Value:
     return x * y
 
 
-def _divide(x: Value, y: Value) -> Value:
+def divide(x: Value, y: Value) -> Value:
     _nonzero(y)
     x, y = _both(x, y)
     return x / y
@@ -643,8 +637,8 @@ def _raise(x: Value, y: Value) -> Value:
         return x ** int(y if abs(x) != 1 else y.numerator % 2)
     if isinstance(y, Fraction) and y.numerator in (1, -1):
         root = _root(x, Fraction(y.denominator), principal=True)
-        return root if y > 0 else _divide(Fraction(1), root)
-    base, exponent = _real(x), _real(y)
+        return root if y > 0 else divide(Fraction(1), root)
+    base, exponent = real(x), real(y)
     if base == 0:
         if mpmath.re(exponent) <= 0:
             raise Undefined("zero to a negative power")
@@ -657,15 +651,15 @@ def _raise(x: Value, y: Value) -> Value:
 def _root(x: Value, degree: Value, principal: bool = False) -> Value:
     """The real root where there is one (the cube root of -8 is -2 under a radical, not under a fractional power)."""
     if not (isinstance(degree, Fraction) and degree.denominator == 1 and 1 <= degree <= 10_000):
-        return _raise(x, _divide(Fraction(1), degree))
+        return _raise(x, divide(Fraction(1), degree))
     n = int(degree)
     if isinstance(x, Fraction) and x >= 0:
         over, under = _exact_root(x.numerator, n), _exact_root(x.denominator, n)
         if over is not None and under is not None:
             return Fraction(over, under)
     if not principal and n % 2 and isinstance(x, Fraction | mpmath.mpf) and x < 0:
-        return -mpmath.root(_real(-x), n)
-    return mpmath.sqrt(_real(x)) if n == 2 else mpmath.root(_real(x), n)
+        return -mpmath.root(real(-x), n)
+    return mpmath.sqrt(real(x)) if n == 2 else mpmath.root(real(x), n)
 
 
 def _exact_root(x: int, n: int) -> int | None:
@@ -696,7 +690,7 @@ def _factorial(x: Value) -> Value:
         return Fraction(mpmath.libmp.ifac(int(x)))
     if abs(x) > 10_000:
         raise OutOfRange("a factorial")
-    return mpmath.gamma(_real(x) + 1)
+    return mpmath.gamma(real(x) + 1)
 
 
 def _double_factorial(x: Value) -> Value:
@@ -713,9 +707,9 @@ def _binomial(n: Value, k: Value) -> Value:
         if k < 0 or n < k or n > 10_000:
             raise Undefined("a binomial coefficient outside its triangle")
         return Fraction(mpmath.libmp.ifac(int(n)) // (mpmath.libmp.ifac(int(k)) * mpmath.libmp.ifac(int(n - k))))
-    if abs(_real(n)) > 10_000 or abs(_real(k)) > 10_000:
+    if abs(real(n)) > 10_000 or abs(real(k)) > 10_000:
         raise OutOfRange("a binomial coefficient")
-    return mpmath.binomial(_real(n), _real(k))
+    return mpmath.binomial(real(n), real(k))
 
 
 def _floor(x: Value) -> Value:
@@ -735,7 +729,7 @@ def _select(name: str, values: list[Value]) -> Value:
     if name in ("max", "min"):
         if any(isinstance(value, mpmath.mpc) for value in values):
             raise Undefined("the order of complex numbers")
-        return (max if name == "max" else min)(values, key=_real)
+        return (max if name == "max" else min)(values, key=real)
     result = 0
     for value in values:
         if not isinstance(value, Fraction) or value.denominator != 1:
@@ -747,187 +741,5 @@ def _select(name: str, values: list[Value]) -> Value:
 def _some_function(name: str, values: list[Value]) -> Value:
     """A fixed arbitrary smooth function for each name, so that `f(x+1)` equals `f(1+x)` and nothing else."""
     draw = random.Random(f"function {name}")
-    total = sum((_real(value) * mpmath.mpf(draw.uniform(0.5, 2.0)) for value in values), mpmath.mpf(0))
+    total = sum((real(value) * mpmath.mpf(draw.uniform(0.5, 2.0)) for value in values), mpmath.mpf(0))
     return 2 + mpmath.sin(_bounded(total * mpmath.mpf(draw.uniform(0.5, 1.5)) + mpmath.mpf(draw.uniform(0, 3))))
-
-
-# Comparison.
-
-
-def same_value(gold: Expression, answer: Expression, rel_tolerance: float = 0.0) -> bool:
-    """Whether two expressions agree wherever both are defined.
-
-    `rel_tolerance` applies to constants only. Raises OutOfRange, and Undefined when no probing point is usable.
-    """
-    aliases = _matching_names(gold.symbols, answer.symbols)
-    if aliases is None:
-        aliases = {}
-    symbols = gold.symbols | {aliases.get(name, name) for name in answer.symbols}
-    if not symbols:
-        return _agree_at({}, {}, gold, answer, rel_tolerance)
-    is_discrete = gold.is_discrete or answer.is_discrete
-    may_be_whole = is_discrete and all(name[0] in _WHOLE_NUMBER_LETTERS for name in symbols)
-    try:
-        if _agree_everywhere(gold, answer, symbols, aliases, _positive):
-            return not (gold.has_absolute_value or answer.has_absolute_value) or _agree_everywhere(
-                gold, answer, symbols, aliases, _of_either_sign
-            )
-    except Undefined:
-        if not may_be_whole:
-            raise
-    return may_be_whole and _agree_everywhere(gold, answer, symbols, aliases, _whole, num_points=14)
-
-
-def same_equation(gold: Expression, answer: Expression) -> bool:
-    """Whether `gold = 0` and `answer = 0` have the same solutions.
-
-    They do when one is a constant multiple of the other, or when both are of first degree in some variable and give
-    it the same value, provided that no factor was lost: where a variable is zero, both hold or neither does.
-    """
-    aliases = _matching_names(gold.symbols, answer.symbols) or {}
-    symbols = gold.symbols | {aliases.get(name, name) for name in answer.symbols}
-
-    def values(point: Mapping[str, Fraction]) -> tuple[Value, Value]:
-        return gold.value(Point(point)), answer.value(Point(_aliased(answer, point, aliases)))
-
-    with mpmath.workdps(DIGITS):
-        if constant_ratio(gold, answer) is not None:
-            return True
-        for unknown in sorted(symbols & gold.symbols):
-            if _same_root(values, symbols, unknown):
-                return all(_vanish_together(values, symbols, name) for name in symbols)
-    return False
-
-
-def constant_ratio(gold: Expression, answer: Expression) -> Value | None:
-    """The constant that `gold / answer` is everywhere, None when it varies or is zero."""
-    aliases = _matching_names(gold.symbols, answer.symbols) or {}
-    symbols = gold.symbols | {aliases.get(name, name) for name in answer.symbols}
-    ratios: list[Value] = []
-    with mpmath.workdps(DIGITS):
-        for trial in range(4 * NUM_POINTS):
-            point = {name: _positive(name, trial) for name in symbols}
-            try:
-                ratio = _divide(gold.value(Point(point)), answer.value(Point(_aliased(answer, point, aliases))))
-            except Undefined:
-                continue
-            if not _close(ratio, ratios[0] if ratios else ratio) or abs(ratio) < 1e-40:
-                return None
-            ratios.append(ratio)
-            if len(ratios) == NUM_POINTS:
-                return ratio
-    return None
-
-
-def _close(x: Value, y: Value) -> bool:
-    return _real(abs(_subtract(x, y))) <= 1e-25 * max(_real(abs(x)), _real(abs(y)))
-
-
-def _same_root(values: Callable, symbols: frozenset[str], unknown: str) -> bool:
-    usable = 0
-    for trial in range(2 * NUM_POINTS):
-        point = {name: _positive(name, trial) for name in symbols}
-        try:
-            at_0, at_1, at_2 = (values(point | {unknown: Fraction(x)}) for x in (3, 4, 5))
-            roots = []
-            for first, second, third in zip(at_0, at_1, at_2, strict=True):
-                slope = _subtract(second, first)
-                if abs(slope) < 1e-40 or not _close(_subtract(third, second), slope):
-                    return False
-                roots.append(_subtract(Fraction(3), _divide(first, slope)))
-        except Undefined:
-            continue
-        if not _close(*roots) or abs(roots[0]) < 1e-40:  # a common factor vanishes at zero, which says nothing
-            return False
-        usable += 1
-    return usable >= 3
-
-
-def _vanish_together(values: Callable, symbols: frozenset[str], name: str) -> bool:
-    point = {other: _positive(other, 0) for other in symbols} | {name: Fraction(0)}
-    try:
-        left, right = values(point)
-    except Undefined:
-        return True
-    return (abs(left) < 1e-40) == (abs(right) < 1e-40)
-
-
-def _matching_names(gold: frozenset[str], answer: frozenset[str]) -> dict[str, str] | None:
-    """Names that differ only in case or notation (`C` and `c`, `x'` and `dx/dt`), where nothing else could be meant."""
-    missing, extra = gold - answer, answer - gold
-    if len(missing) != len(extra) or not missing:
-        return {} if not missing and not extra else None
-    folded = {name.casefold(): name for name in missing}
-    aliases = {name: folded[name.casefold()] for name in extra if name.casefold() in folded}
-    return aliases if len(folded) == len(missing) == len(aliases) == len(set(aliases.values())) else None
-
-
-def _aliased(answer: Expression, point: Mapping[str, Fraction], aliases: dict[str, str]) -> dict[str, Fraction]:
-    return {name: point[aliases.get(name, name)] for name in answer.symbols}
-
-
-def _positive(name: str, trial: int) -> Fraction:
-    return Fraction(random.Random(f"{name} {trial}").randrange(30_000, 270_000), 100_003)
-
-
-def _of_either_sign(name: str, trial: int) -> Fraction:
-    draw = random.Random(f"sign of {name} {trial}")
-    return _positive(name, trial) * draw.choice((-1, 1))
-
-
-def _whole(name: str, trial: int) -> Fraction:
-    """Whole numbers, mostly growing with the trial so that small coincidences are seen through."""
-    return Fraction(random.Random(f"whole {name} {trial}").randrange(1, 6 + 2 * trial))
-
-
-def _agree_everywhere(
-    gold: Expression,
-    answer: Expression,
-    symbols: frozenset[str],
-    aliases: dict[str, str],
-    draw: Callable[[str, int], Fraction],
-    num_points: int = NUM_POINTS,
-) -> bool:
-    usable = 0
-    for trial in range(4 * num_points):
-        point = {name: draw(name, trial) for name in symbols}
-        try:
-            if not _agree_at(point, _aliased(answer, point, aliases), gold, answer, 0.0, draw is _of_either_sign):
-                return False
-        except Undefined:
-            continue
-        usable += 1
-        if usable == num_points:
-            return True
-    if usable < 3:
-        raise Undefined("no usable point")
-    return True
-
-
-def _agree_at(
-    gold_point: Mapping[str, Fraction],
-    answer_point: Mapping[str, Fraction],
-    gold: Expression,
-    answer: Expression,
-    rel_tolerance: float,
-    real_only: bool = False,
-) -> bool:
-    with mpmath.workdps(DIGITS):
-        points = Point(gold_point), Point(answer_point)
-        x, y = gold.value(points[0]), answer.value(points[1])
-        if isinstance(x, Fraction) and isinstance(y, Fraction) and (x == y or not rel_tolerance):
-            return x == y
-        if real_only and (isinstance(x, mpmath.mpc) or isinstance(y, mpmath.mpc)):
-            raise Undefined("not real")
-        difference, size = abs(_real(x) - _real(y)), max(abs(_real(x)), abs(_real(y)))
-        if rel_tolerance and difference <= rel_tolerance * size:
-            return True
-        if difference > 1e-3 * size and size > 1e-20:
-            return False
-    digits = 2 * DIGITS + int(0.7 * max(point.peak_bits for point in points))
-    with mpmath.workdps(digits):
-        x, y = gold.value(Point(gold_point)), answer.value(Point(answer_point))
-        finer, size = abs(_real(x) - _real(y)), max(abs(_real(x)), abs(_real(y)))
-        # Rounding noise follows the precision down; a true difference stays what it was.
-        shrunk = mpmath.mpf(10) ** (DIGITS - digits + 20)
-        return finer <= shrunk * difference or finer <= mpmath.mpf(10) ** (30 - digits) * size
