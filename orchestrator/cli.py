@@ -131,6 +131,7 @@ def figures(
     config: ConfigFile = EXPERIMENTS,
     grid: GridName = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the files; figures/GRID if left out.")] = None,
+    if_changed: Annotated[bool, typer.Option("--if-changed", help="Do nothing where the runs are the same.")] = False,
 ) -> None:
     """Draw the figures and tables of a grid from MLflow."""
     from orchestrator.tracking import experiment_name, tracking_uri
@@ -141,10 +142,10 @@ def figures(
     from analysis.figures import draw_all
 
     try:
-        paths = draw_all(tracking_uri(loaded.root), experiment_name(name), out)
+        paths = draw_all(tracking_uri(loaded.root), experiment_name(name), out, only_if_changed=if_changed)
     except (ValueError, FileNotFoundError) as error:
         raise UserError(str(error)) from error
-    console.print(f"{len(paths)} files in {out}", soft_wrap=True)
+    console.print(f"{len(paths)} files drawn in {out}" if paths else f"{out} is up to date", soft_wrap=True)
 
 
 @app.command()

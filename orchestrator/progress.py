@@ -90,7 +90,7 @@ def plain_line(runs: Sequence[CellRun]) -> str:
     going_on = any(run.left and not run.error for run in runs)
     eta = f"  ETA {duration(grid_seconds_left(runs))}" if going_on else ""
     steps = f"  [{'; '.join(under_way[:4])}{'; ...' if len(under_way) > 4 else ''}]" if under_way else ""
-    return f"{len(runs)} cells: {states}{steps}{eta}"
+    return f"{len(runs)} cell{'s' * (len(runs) != 1)}: {states}{steps}{eta}"
 
 
 def styled(state: str) -> Text:

@@ -117,6 +117,7 @@ def _worker(setting: Setting) -> Iterator[None]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     setting.cell.path.mkdir(parents=True, exist_ok=True)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S"))

@@ -98,7 +98,7 @@ def test_without_a_terminal_lines_come_now_and_then_and_events_at_once(make):
             progress.update([make("token", steps=5)])
         progress.say("[token] is done")
     lines = [line.split(" ", 1)[1] for line in console.file.getvalue().splitlines()]
-    assert lines == ["1 cells: 1 pending  ETA 30s", "[token] is done"]
+    assert lines == ["1 cell: 1 pending  ETA 30s", "[token] is done"]
 
 
 @pytest.mark.parametrize(
