@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 reproduce: setup  ## Run the grid (GRID=laptop), then draw its figures and table
 	$(BIN)/balagg run --grid $(GRID)
-	$(BIN)/balagg figures --grid $(GRID)
+	$(BIN)/balagg figures --grid $(GRID) --if-changed
 
 figures: setup  ## Redraw figures and tables from the logged metrics alone
 	$(BIN)/balagg figures --grid $(GRID)
@@ -35,7 +35,7 @@ ui: setup  ## Browse the runs in MLflow (PORT=5000)
 	@$(BIN)/mlflow ui --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db}" --host 127.0.0.1 --port $(PORT)
 
 test: setup  ## Run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: setup  ## Ruff and the type checker
 	$(BIN)/ruff check .

@@ -181,23 +181,30 @@ FIGURES: dict[str, Callable[[pd.DataFrame, Notes], Figure]] = {
 }
 
 
-def draw_all(tracking_uri: str, experiment: str, out_dir: Path) -> list[Path]:
+def draw_all(tracking_uri: str, experiment: str, out_dir: Path, *, only_if_changed: bool = False) -> list[Path]:
     """Draw every figure (PNG and PDF) and write the table (CSV, Markdown, LaTeX) of one MLflow experiment.
 
-    Equal runs give equal bytes. Returns the files written.
+    Equal runs give equal bytes. Returns the files written: none with `only_if_changed`, where the folder holds what
+    these runs gave before.
 
     Raises:
         ValueError: there is no such database or experiment, or no cell in it has finished.
     """
     loaded = runs.load_runs(tracking_uri, experiment)
+    drawn_from, digest = out_dir / ".drawn-from", runs.digest(loaded)
+    if only_if_changed and drawn_from.is_file() and drawn_from.read_text() == digest:
+        return []
     notes = runs.notes(loaded)
     out_dir.mkdir(parents=True, exist_ok=True)
+    drawn_from.unlink(missing_ok=True)
     paths = [
         path
         for name, draw in FIGURES.items()
         for path in save(draw(loaded.metrics, notes), out_dir / name)
     ]  # fmt: skip
-    return paths + write_tables(loaded, out_dir, notes)
+    paths += write_tables(loaded, out_dir, notes)
+    drawn_from.write_text(digest)
+    return paths
 
 
 def _draw_final(

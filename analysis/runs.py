@@ -7,6 +7,8 @@
 a half-trained run with complete ones.
 """
 
+import hashlib
+import importlib.metadata
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -35,6 +37,12 @@ MOST_CELLS_NAMED = 4
 class LoggedRuns(NamedTuple):
     params: pd.DataFrame
     metrics: pd.DataFrame
+
+
+def digest(runs: LoggedRuns) -> str:
+    """Changes with any logged value, and with the version of this package."""
+    tables = "".join(table.to_csv(index=False) for table in runs)
+    return hashlib.sha256((importlib.metadata.version("balagg") + tables).encode()).hexdigest()
 
 
 def load_runs(tracking_uri: str, experiment: str) -> LoggedRuns:
