@@ -1,7 +1,7 @@
 """Generated problems of the laptop grid: two data sets and six small benchmarks, all verifiable.
 
-`generate(kind, split, num, seed)` is the one entry. A problem's split is decided by a hash of its question, so the splits
-are disjoint for every seed, number and kind: a question that two kinds share falls into the same split in both.
+`generate(kind, split, num, seed)` is the one entry. A hash of its question decides a problem's split, so the splits are
+disjoint for every seed, number and kind: a question that two kinds share falls into the same split in both.
 
 The maths kinds keep every number in 0..99 and need one to five steps of arithmetic, found in `metadata["steps"]` as
 `[left, operator, right]`, where None stands for the result of the step before. `gen_functions` asks for a one-line
