@@ -191,6 +191,11 @@ def test_draw_all_on_a_partial_grid(store: str, tmp_path: Path):
     assert all(path.stat().st_size > 0 for path in paths)
     assert "No runs of the rule token." in (tmp_path / "new" / "figures" / "table_1.md").read_text("utf-8")
 
+    assert draw_all(store, "two-cells", tmp_path / "new" / "figures", only_if_changed=True) == []
+    log_run(client, experiment, ("token", "tiny-qwen2", "gen_chains", 0), values_of_a_run(2))
+    assert draw_all(store, "two-cells", tmp_path / "new" / "figures", only_if_changed=True) == paths
+    assert "No runs of the rule" not in (tmp_path / "new" / "figures" / "table_1.md").read_text("utf-8")
+
 
 def test_missing_database_is_an_error_and_is_not_created(tmp_path: Path):
     path = tmp_path / "nowhere.db"
