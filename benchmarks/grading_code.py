@@ -1,6 +1,6 @@
 """What grading a program costs, as ratios within one run, and what the public reference solutions score.
 
-    python benchmarks/grading_code.py [--rounds 5] [--data-dir DIR]
+    python benchmarks/grading_code.py [--rounds 15] [--data-dir DIR]
 
 Cost of one trivial program: a bare `python -I -S` process, against `grade_program` on each rung. Cost of a problem of
 ten tests: a process and a manager per problem, with no sandbox at all, as LiveCodeBench's checker has it, against
@@ -30,7 +30,7 @@ from evals.grading.code import grade_program
 
 TRIVIAL = "print(int(input()) + 1)"
 FUNCTION = "class Solution:\n    def add_one(self, n):\n        return n + 1\n"
-PROGRAMS_PER_ROUND = 40
+PROGRAMS_PER_ROUND = 16
 IMPORTS = "".join(
     f"from {module} import *\n"
     for module in (
@@ -59,7 +59,7 @@ TEN_TESTS = [{"input": str(n), "output": str(n + 1)} for n in range(10)]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--data-dir", type=Path, help="folder with the jsonl files of the reference solutions")
     arguments = parser.parse_args()
     rungs = [status.name for status in sandbox.rung_report() if status.usable]

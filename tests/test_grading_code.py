@@ -332,6 +332,21 @@ def test_text_strictly(output, expected, same):
     assert same_text(output, expected, "strict") is same
 
 
+def test_comparing_hostile_output_is_linear():
+    started = time.monotonic()
+    for token in (
+        "1" * 2_000_000 + "x",
+        "1" * 2_000_000,
+        "." * 2_000_000,
+        "1." + "1" * 2_000_000 + "e",
+        "1 " * 500_000,
+    ):
+        for expected in ("5", "0.5", "5 " * 500_000):
+            for mode in ("strict", "official"):
+                assert not same_text(token, expected, mode)
+    assert time.monotonic() - started < 60
+
+
 def test_text_officially():
     assert same_text("1.50 2", "1.5 2.0", "official")
     assert same_text(" a\nb ", "a\nb", "official")
@@ -406,7 +421,8 @@ def test_extract_program(completion, program):
 def test_extraction_is_linear_on_long_completions():
     started = time.monotonic()
     for text in ("```" * 50_000, "```python\n" * 50_000, "a, " * 100_000, "x.y" * 100_000, "[" * 200_000,
-                 "\n" * 200_000, "#\n" * 100_000, " " * 200_000, "if " * 100_000):  # fmt: skip
+                 "\n" * 200_000, "a" + " " * 200_000, "a" * 200_000, "#\n" * 100_000,
+                 " " * 200_000, "if " * 100_000):  # fmt: skip
         extract_program(text)
     assert time.monotonic() - started < 5
 

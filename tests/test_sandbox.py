@@ -401,8 +401,8 @@ def test_cpu_and_wall_limits(rung):
     limits = Limits(cpu_s=1, wall_s=1.5)
     started = time.monotonic()
     assert run("while True: pass", rung, limits=Limits(cpu_s=1))[0].reason == "timeout"
-    assert run("import time; time.sleep(60)", rung, limits=limits)[0].reason == "timeout"
-    assert time.monotonic() - started < 8
+    assert run("import time; time.sleep(1000)", rung, limits=limits)[0].reason == "timeout"
+    assert time.monotonic() - started < 60
     assert Limits(cpu_s=1).clock_s == 4 and Limits(cpu_s=0.2).whole_cpu_s == 1
 
 

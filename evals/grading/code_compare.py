@@ -13,7 +13,8 @@ from typing import Any
 TOLERANCE = 1.000001e-6
 """1e-6, and room for what binary makes of two decimals that differ by exactly that, as 0.333333 and 0.333334 do."""
 
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+# Possessive, so that a hostile token of megabytes is read once.
+_NUMBER = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _DIGITS_OF_INT = 4000  # Python refuses to parse longer ones by default, and its time to is quadratic
 

@@ -8,7 +8,7 @@ _PYTHON_TAGS = frozenset({"python", "python3", "py", "py3", "python2", "pypy", "
 _FENCE = re.compile(r"^[ \t>]*(`{3,}|~{3,})[ \t]*(.*?)[ \t]*$")
 _STATEMENT = re.compile(
     r"^(?:(?:async )?def \w+\s*\(|class \w+|import \w|from \w[\w.]* import|@\w|(?:for|while|if|with)\b.*:|try:"
-    r"|(?:print|exec|exit)\s*\(|[\w.]+\.\w+\(|[A-Za-z_][\w., \[\]]*\s*(?:[-+*/|&^]|//)?=[^=])",
+    r"|(?:print|exec|exit)\s*\(|[\w.]+\.\w+\(|[A-Za-z_][\w.,\[\]]*+(?: ++[\w.,\[\]]++)*+ *+(?:[-+*/|&^]|//)?=[^=])",
     re.MULTILINE,
 )
 """A line that begins a Python statement; for text whose author did not say what it is."""
