@@ -382,6 +382,9 @@ class _Zygote:
         children = _children(self._process.pid)
         self._pid = children[0] if key[0] == "bubblewrap" and children else self._process.pid
 
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
     def send(self, request: bytes, descriptors: list[int]) -> bool:
         """Have a program started with these limits and descriptors; whether there was someone to take them."""
         self._num_programs += 1
@@ -444,11 +447,19 @@ _idle_lock = threading.Lock()
 
 
 def _take_zygote(key: _Key) -> _Zygote:
+    """The zygote that has rested longest, so that its next child is ready.
+
+    There is one more than programs at a time: it warms up while the other's program runs.
+    """
     with _idle_lock:
-        waiting = _idle.get(key)
-        if waiting:
-            return waiting.pop()
-    return _Zygote(key)
+        waiting = _idle.get(key, [])
+        dead = [parent for parent in waiting if not parent.is_alive()]
+        for parent in dead:
+            waiting.remove(parent)
+        rested = waiting.pop(0) if len(waiting) > 1 else None
+    for parent in dead:
+        parent.close()
+    return rested or _Zygote(key)
 
 
 def _give_back(parent: _Zygote) -> None:
