@@ -12,7 +12,7 @@ from typing import Any
 
 from evals.grading.code_compare import read_json, same_text, same_value
 from evals.grading.code_extract import extract_program
-from evals.grading.sandbox import Ending, Limits, Running, choose_rung, start_program
+from evals.grading.sandbox import Ending, Limits, Running, choose_rung, close_idle, start_program
 from evals.grading.verdict import Grade, TestResult
 
 __all__ = ["MODES", "REASONS", "extract_program", "grade_program"]
@@ -78,6 +78,7 @@ def grade_program(
             results = list(_run_function(program, tests, fn_name, mode, sandbox))
         if results[-1].reason != "sandbox_error":
             break
+        close_idle()  # what ended one sandbox may have ended those that wait
     correct = len(results) == len(tests) and results[-1].passed
     return Grade(correct, results[-1].reason, per_test=tuple(results))
 
