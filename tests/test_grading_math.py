@@ -322,9 +322,7 @@ def test_a_hang_costs_its_limit_and_the_pool_goes_on() -> None:
 
 def test_a_crash_is_a_grader_error_and_the_pool_goes_on() -> None:
     grades = []
-    thread = threading.Thread(
-        target=lambda: grades.append(grade_math(HANGING, "2", form="answer", timeout_s=20.0))
-    )
+    thread = threading.Thread(target=lambda: grades.append(grade_math(HANGING, "2", form="answer", timeout_s=20.0)))
     thread.start()
     deadline = time.monotonic() + 10
     while not math_pool.pool.busy and time.monotonic() < deadline:

@@ -78,7 +78,7 @@ def test_the_loop_computes_the_gradient_of_the_written_loss(rollout, rule):
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 200, 1000])
 def test_micro_batches_do_not_change_the_gradient(rollout, micro_batch_tokens):
-    model, batch, recipe = rollout
+    model, batch, _ = rollout
     gradients = []
     for tokens in (10**6, micro_batch_tokens):
         totals = dict.fromkeys(("loss", "norm", "tokens", "entropy", "kl", "low", "high"), 0.0)

