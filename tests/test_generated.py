@@ -5,7 +5,6 @@ import json
 import re
 
 import pytest
-import sympy
 
 from evals.generated import KINDS, SPLITS, generate
 
@@ -64,7 +63,7 @@ def test_every_number_stays_in_0_to_99(kind):
         value = 0
         for left, sign, right in problem.metadata["steps"]:
             left, right = (value if left is None else left), (value if right is None else right)
-            value = int(sympy.Rational(left) / right) if sign == "/" else READ_SIGN[sign](left, right)
+            value = left // right if sign == "/" else READ_SIGN[sign](left, right)
             assert 0 <= left <= 99 and 0 <= right <= 99 and 0 <= value <= 99, problem.question
         assert problem.answer == (str(value),)
 
@@ -110,7 +109,7 @@ def test_unknown_names_and_too_many_problems_are_refused():
         generate("gen_equations", "test", 5000, seed=0)
 
 
-# An independent reading of the questions: by sympy and by patterns, without the generator's steps.
+# An independent reading of the questions: by Python and by patterns, without the generator's steps.
 
 READ_SIGN = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 GAINS = ("buys", "finds", "gets", "makes", "adds")
@@ -118,7 +117,7 @@ LOSSES = ("loses", "sells", "gives away", "takes")
 
 
 def read_chain(question: str) -> int:
-    return int(sympy.sympify(question.removeprefix("Compute ").removesuffix(".")))
+    return eval(question.removeprefix("Compute ").removesuffix("."))
 
 
 def read_story(question: str) -> int:
@@ -134,8 +133,8 @@ def read_story(question: str) -> int:
 
 def read_equation(question: str) -> int:
     left, right = question.removeprefix("Solve ").removesuffix(".").split(" = ")
-    (solution,) = sympy.solve(sympy.sympify(left) - int(right), sympy.Symbol("x"))
-    return int(solution)
+    (solution,) = [x for x in range(100) if eval(left, {"x": x}) == int(right)]
+    return solution
 
 
 def read_series(question: str) -> int:
