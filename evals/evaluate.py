@@ -124,7 +124,9 @@ def evaluate_checkpoint(
 
     @functools.cache
     def loaded() -> Engine:
-        return _load_engine(checkpoint, engine) if isinstance(engine, str) else engine
+        from evals.engines import open_engine
+
+        return open_engine(engine, checkpoint) if isinstance(engine, str) else engine
 
     kind = engine if isinstance(engine, str) else type(engine).__name__
     scored: dict[str, Any] = {}
@@ -527,15 +529,6 @@ def _batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     iterator = iter(items)
     while batch := list(itertools.islice(iterator, size)):
         yield batch
-
-
-def _load_engine(checkpoint: Path | str | dict[str, Any], kind: str) -> Engine:
-    import torch
-
-    from evals.engines import load_model, make_engine
-
-    model, tokenizer = load_model(checkpoint, "cuda" if torch.cuda.is_available() else "cpu")
-    return make_engine(kind, model, tokenizer)
 
 
 def _describe(checkpoint: Path | str | dict[str, Any]) -> str:

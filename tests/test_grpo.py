@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evals.engines import load_model, make_engine
+from evals.engines import TorchEngine, load_model
 from evals.problems import Problem
 from evals.prompts import TEMPLATES
 from trainers import checkpoints, grpo
@@ -43,7 +43,7 @@ def rollout():
     recipe = Recipe(**RECIPE | {"prompts_per_step": 8, "group_size": 8})
     problems = grpo.load_train("gen_chains")[:64]
     prompts = step_prompts(grpo.usable_prompts(problems, TEMPLATES["qa"], tokenizer, recipe), 1, 0, 8)
-    result = sample_rollout(make_engine("torch", model, tokenizer), prompts, recipe, seed=0, step=1)
+    result = sample_rollout(TorchEngine(model, tokenizer), prompts, recipe, seed=0, step=1)
     assert 0 < result.rewards.mean() < 1
     return model, result, recipe
 
@@ -226,7 +226,7 @@ def test_overlong_filtering_masks_truncated_responses_whole(rollout):
     _, tokenizer = load_model(MODEL)
     recipe = Recipe(**RECIPE | {"max_response_tokens": 25, "overlong_filtering": True})
     prompts = grpo.usable_prompts(grpo.load_train("gen_chains")[:4], TEMPLATES["qa"], tokenizer, recipe)
-    batch = sample_rollout(make_engine("torch", model, tokenizer), prompts, recipe, seed=0, step=1)
+    batch = sample_rollout(TorchEngine(model, tokenizer), prompts, recipe, seed=0, step=1)
     assert 0 < batch.truncated.sum() < 16
     assert torch.equal(batch.masked_lengths == 0, batch.truncated)
     assert (batch.lengths > 0).all()
@@ -247,7 +247,7 @@ def test_a_grader_failure_is_not_a_wrong_answer(rollout, monkeypatch):
     )
     problems = [Problem(id=str(i), question=f"Compute {i} + 1.", answer=("0",)) for i in range(2)]
     prompts = grpo.usable_prompts(problems, TEMPLATES["qa"], tokenizer, recipe)
-    batch = sample_rollout(make_engine("torch", model, tokenizer), prompts, recipe, seed=0, step=1)
+    batch = sample_rollout(TorchEngine(model, tokenizer), prompts, recipe, seed=0, step=1)
     failed = torch.arange(16) % 8 == 7
     assert torch.equal(~batch.mask, failed)
     assert (batch.advantages[failed] == 0).all()

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from evals.engines import SamplingParams, load_model, make_engine
+from evals.engines import SamplingParams, TorchEngine, load_model, open_engine
 
 PROMPTS = [
     "Q: Compute 17 + 8 - 5.\nA:",
@@ -22,7 +22,7 @@ def loaded(request):
 
 @pytest.fixture(scope="module")
 def engine(loaded):
-    return make_engine("torch", *loaded)
+    return TorchEngine(*loaded)
 
 
 def test_greedy_equals_transformers(loaded, engine):
@@ -104,7 +104,7 @@ def test_truncated_means_no_end_of_sequence(engine, loaded):
 
 def test_new_weights_are_used_at_once(loaded):
     model, tokenizer = load_model(loaded[0].name_or_path)
-    engine = make_engine("torch", model, tokenizer)
+    engine = TorchEngine(model, tokenizer)
     params = SamplingParams(temperature=0, max_tokens=10)
     before = engine.generate(PROMPTS[:1], params)[0][0]
     with torch.no_grad():
@@ -135,3 +135,11 @@ def test_a_checkpoint_may_point_at_its_base_model(tmp_path, loaded):
     model, _ = load_model(tmp_path)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, loaded[0].get_parameter(name))
+
+
+def test_engines_have_names():
+    assert isinstance(open_engine("torch", "models/tiny-qwen2"), TorchEngine)
+    with pytest.raises(ValueError, match="unknown engine 'tgi'; known are torch, vllm"):
+        open_engine("tgi", "models/tiny-qwen2")
+    with pytest.raises(ValueError, match="not GGUF"):
+        open_engine("vllm", {"path": "models/tiny-qwen2", "gguf_file": "model.gguf"})

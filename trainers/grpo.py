@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from evals.datasets import load_train
-from evals.engines import load_model, make_engine
+from evals.engines import TorchEngine, load_model
 from evals.problems import Problem
 from evals.prompts import TEMPLATES, Template
 from trainers import checkpoints
@@ -58,7 +58,7 @@ def train(
         log.info("resuming after step %d", done)
     template = TEMPLATES[cell["model"]["template"]]
     prompts = usable_prompts(load_train(cell["dataset"]["name"], data_dir=data_dir), template, tokenizer, recipe)
-    engine = make_engine("torch", model, tokenizer)
+    engine = TorchEngine(model, tokenizer)
     step_log = StepLog(cell_dir / "metrics.jsonl")
     keep = {*keep_steps, recipe.steps}
 

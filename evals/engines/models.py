@@ -29,17 +29,17 @@ def load_model(
         FileNotFoundError: the folder or package is not there, or the hub does not have or cannot deliver the model.
     """
     transformers.utils.logging.disable_progress_bar()
-    spec = _spec(source)
-    location = _location(spec)
+    spec = resolve(source)
+    place = location(spec)
     options = {key: spec[key] for key in ("revision", "gguf_file") if spec.get(key)}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(location, **options)
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
         model = AutoModelForCausalLM.from_pretrained(
-            location, dtype=torch.float32, attn_implementation="sdpa", **options, **spec.get("config", {})
+            place, dtype=torch.float32, attn_implementation="sdpa", **options, **spec.get("config", {})
         )
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
-            f"cannot load a model from {location!r}: {_first_line(error)} "
+            f"cannot load a model from {place!r}: {_first_line(error)} "
             "Give a folder that holds config.json and weights, or a hub id that this machine can reach."
         ) from error
     if tokenizer.pad_token_id is None:
@@ -51,20 +51,33 @@ def load_model(
     return torch.nn.Module.to(model, device).eval(), tokenizer
 
 
-def make_engine(kind: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Engine:
-    """The engine of that name around a loaded model; it always generates with the model's current weights.
+def open_engine(kind: str, source: str | Path | dict[str, Any]) -> Engine:
+    """Load a model into the engine of that name, on the GPU where there is one.
+
+    Args:
+        kind: "torch" or "vllm".
+        source: as for `load_model`.
 
     Raises:
-        ValueError: no engine has that name.
+        ValueError: no engine has that name, or it cannot read this kind of model.
+        FileNotFoundError: the model cannot be loaded, or vLLM is not installed.
     """
     if kind == "torch":
         from evals.engines.torch_engine import TorchEngine
 
-        return TorchEngine(model, tokenizer)
-    raise ValueError(f"unknown engine {kind!r}; known is torch")
+        return TorchEngine(*load_model(source, "cuda" if torch.cuda.is_available() else "cpu"))
+    if kind == "vllm":
+        from evals.engines.vllm_engine import VllmEngine
+
+        spec = resolve(source)
+        if spec.get("gguf_file"):
+            raise ValueError("the vllm engine reads folders of Hugging Face files, not GGUF; use --engine torch")
+        return VllmEngine(location(spec), revision=spec.get("revision"), config=spec.get("config"))
+    raise ValueError(f"unknown engine {kind!r}; known are torch, vllm")
 
 
-def _spec(source: str | Path | dict[str, Any]) -> dict[str, Any]:
+def resolve(source: str | Path | dict[str, Any]) -> dict[str, Any]:
+    """The mapping that a source stands for, with a checkpoint's pointer to its base model followed."""
     if isinstance(source, dict):
         return source
     pointer = Path(source) / BASE_MODEL_FILE
@@ -73,7 +86,12 @@ def _spec(source: str | Path | dict[str, Any]) -> dict[str, Any]:
     return {"path": str(source)} if Path(source).exists() else {"hub_id": str(source)}
 
 
-def _location(spec: dict[str, Any]) -> str:
+def location(spec: dict[str, Any]) -> str:
+    """Folder or hub id of a model.
+
+    Raises:
+        FileNotFoundError: the folder or package is not there.
+    """
     if spec.get("path"):
         folder = Path(spec["path"]).expanduser()
         if not folder.is_dir():
