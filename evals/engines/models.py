@@ -32,16 +32,22 @@ def load_model(
     spec = resolve(source)
     place = location(spec)
     options = {key: spec[key] for key in ("revision", "gguf_file") if spec.get(key)}
+    settings = dict(spec.get("config", {}))
+    if spec.get("gguf_file"):
+        settings["quantization_config"] = transformers.GgufConfig(dequantize=True)
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **options)
         model = AutoModelForCausalLM.from_pretrained(
-            place, dtype=torch.float32, attn_implementation="sdpa", **options, **spec.get("config", {})
+            place, dtype=torch.float32, attn_implementation="sdpa", **options, **settings
         )
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
             f"cannot load a model from {place!r}: {_first_line(error)} "
             "Give a folder that holds config.json and weights, or a hub id that this machine can reach."
         ) from error
+    if spec.get("gguf_file"):
+        # The weights are full float32 tensors; the quantizer left on the model would forbid saving them.
+        model.hf_quantizer.remove_quantization_config(model)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     # Weights are mapped from the file at odd addresses, and vector units round differently by alignment: copy
