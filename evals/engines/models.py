@@ -34,6 +34,7 @@ def load_model(
     options = {key: spec[key] for key in ("revision", "gguf_file") if spec.get(key)}
     settings = dict(spec.get("config", {}))
     if spec.get("gguf_file"):
+        # Packed weights could be neither trained nor saved.
         settings["quantization_config"] = transformers.GgufConfig(dequantize=True)
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **options)
@@ -45,9 +46,6 @@ def load_model(
             f"cannot load a model from {place!r}: {_first_line(error)} "
             "Give a folder that holds config.json and weights, or a hub id that this machine can reach."
         ) from error
-    if spec.get("gguf_file"):
-        # The weights are full float32 tensors; the quantizer left on the model would forbid saving them.
-        model.hf_quantizer.remove_quantization_config(model)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     # Weights are mapped from the file at odd addresses, and vector units round differently by alignment: copy
