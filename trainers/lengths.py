@@ -81,7 +81,9 @@ def sign_mass(
     for rule in RULES:
         weights = token_weights(lengths, advantages.double(), group_ids, rule, scope, max_length)
         signed = weights * lengths * advantages
-        masses[rule] = SignMass(positive=float(signed.clamp(min=0).sum()), negative=float(-signed.clamp(max=0).sum()))
+        masses[rule] = SignMass(
+            positive=float(signed.clamp(min=0).sum()), negative=float(signed.clamp(max=0).sum().abs())
+        )
     return masses
 
 
