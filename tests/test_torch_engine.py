@@ -137,6 +137,32 @@ def test_a_checkpoint_may_point_at_its_base_model(tmp_path, loaded):
         assert torch.equal(parameter, loaded[0].get_parameter(name))
 
 
+def test_shared_key_value_heads_give_what_transformers_gives(loaded):
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(loaded[1]), hidden_size=48, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
+        head_dim=16, intermediate_size=64, eos_token_id=loaded[1].eos_token_id,
+    )  # fmt: skip
+    reference = Qwen3ForCausalLM(config).eval()
+    ours = Qwen3ForCausalLM._from_config(config, attn_implementation="sdpa_grouped").eval()
+    ours.load_state_dict(reference.state_dict())
+    ids = torch.randint(3, 200, (4, 12))
+    padding = torch.ones(4, 12, dtype=torch.long)
+    padding[0, :5] = padding[2, :1] = 0
+    with torch.no_grad():
+        expected = reference(ids, attention_mask=padding).logits[:, -1]
+        torch.testing.assert_close(ours(ids, attention_mask=padding).logits[:, -1], expected, rtol=0, atol=1e-5)
+    engine = TorchEngine(ours, loaded[1])
+    for prompt, (sample,) in zip(
+        PROMPTS, engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=12)), strict=True
+    ):
+        prompt_ids = loaded[1](prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        greedy = reference.generate(prompt_ids, max_new_tokens=12, do_sample=False, pad_token_id=0)
+        assert sample.token_ids == greedy[0, prompt_ids.shape[1] :].tolist()
+
+
 def test_engines_have_names():
     assert isinstance(open_engine("torch", "models/tiny-qwen2"), TorchEngine)
     with pytest.raises(ValueError, match="unknown engine 'tgi'; known are torch, vllm"):

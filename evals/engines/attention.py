@@ -1,0 +1,44 @@
+"""Attention for decoding on CPUs: query heads share their key-value heads instead of copying them."""
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+GROUPED_SDPA = "sdpa_grouped"
+"""Name for `attn_implementation`."""
+
+
+def grouped_sdpa(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options
+) -> tuple[Tensor, None]:
+    """Transformers' sdpa attention, except with a mask on CPUs.
+
+    There Transformers copies the keys and values for every query head at each token, which takes several times as
+    long as the attention itself.
+
+    Args:
+        query: (B, H, Q, D).
+        key, value: (B, K, T, D), K a divisor of H.
+        attention_mask: broadcasts to (B, H, Q, T), or None.
+
+    Returns:
+        (B, Q, H, D) and None.
+    """
+    if attention_mask is None or query.device.type != "cpu":
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=options.get("dropout", 0.0),
+        scale=options.get("scaling"),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return attended.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(GROUPED_SDPA, grouped_sdpa)
+AttentionMaskInterface.register(GROUPED_SDPA, sdpa_mask)
