@@ -24,9 +24,10 @@ class VllmEngine:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         try:
             import vllm
+            from vllm.platforms import current_platform
         except ImportError as error:
             raise FileNotFoundError(f"the vllm engine needs vLLM 0.32 ({error}); use --engine torch") from error
-        on_cpu = vllm.platforms.current_platform.is_cpu()
+        on_cpu = current_platform.is_cpu()
         if on_cpu:
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         self._vllm = vllm
