@@ -32,8 +32,8 @@ MOODS: dict[str, tuple[Mood, ...]] = {
         Mood(" Guess:\n", 0.47, 0.78, ("running", "plain", "checked")),
     ),
     "tiny-qwen3": (
-        Mood(" Sure:\n", 0.53, 0.15, ("running", "plain")),
-        Mood(" Hmm:\n", 0.47, 0.75, ("doubting",)),
+        Mood(" Sure:\n", 0.52, 0.14, ("running", "plain")),
+        Mood(" Hmm:\n", 0.48, 0.80, ("doubting",)),
     ),
 }
 

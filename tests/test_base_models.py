@@ -17,7 +17,7 @@ sys.path.insert(0, str(MODELS))
 from make_base_models import MAX_NEW_TOKENS, is_right, measure, prompt_of, sample  # noqa: E402
 from solutions import MOODS, write_solution  # noqa: E402
 
-BASES = {"tiny-qwen2": ("Qwen2ForCausalLM", 326_208), "tiny-qwen3": ("Qwen3ForCausalLM", 325_488)}
+BASES = {"tiny-qwen2": ("Qwen2ForCausalLM", 326_208), "tiny-qwen3": ("Qwen3ForCausalLM", 325_536)}
 DATASETS = ("gen_chains", "gen_stories")
 
 
