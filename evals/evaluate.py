@@ -8,7 +8,6 @@ written last, under a temporary name.
 
 import dataclasses
 import functools
-import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -30,7 +29,7 @@ from evals.engines.interface import Engine, Sample, SamplingParams
 from evals.grading import Grade, grade_many
 from evals.grading.sandbox import SandboxUnavailable, choose_rung
 from evals.grading.verdict import UNJUDGED
-from evals.problems import Problem
+from evals.problems import Problem, problems_digest
 from evals.prompts import Template, get_template
 from evals.sources import LoadReport, json_lines, quote
 
@@ -454,7 +453,7 @@ def _score(
         "version": _version(job, problems),
         "source": job.report.source,
         "problems": len(problems),
-        "problems_digest": _digest(problems),
+        "problems_digest": problems_digest(problems),
         "rows_left_out": len(job.report.bad),
         "samples": len(present),
         "samples_ungraded": sum(map(_failed, present)),
@@ -501,14 +500,6 @@ def _version(job: _Job, problems: Sequence[Problem]) -> str:
     days = sorted(problem.metadata["contest_date"] for problem in problems)
     window = f", window {job.settings['window']}" if job.settings["window"] else ""
     return f"{job.entry.version}, release {job.settings['release']}{window}, contests {days[0]} to {days[-1]}"
-
-
-def _digest(problems: Iterable[Problem]) -> str:
-    """Tells whether two scores are about the same problems: ids, questions and golds, in order."""
-    digest = hashlib.sha256()
-    for problem in problems:
-        digest.update(json.dumps([problem.id, problem.question, problem.answer]).encode())
-    return digest.hexdigest()[:16]
 
 
 def _generation_rows(path: Path, malformed: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:

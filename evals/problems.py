@@ -1,5 +1,8 @@
 """The one record that data sets, benchmarks, graders and the trainer exchange."""
 
+import hashlib
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,3 +31,11 @@ class Problem:
     def is_code(self) -> bool:
         """Whether the answer is a program; a code problem may lack tests, which no program then passes."""
         return bool(self.tests) or self.metadata.get("kind") == "code"
+
+
+def problems_digest(problems: Iterable[Problem]) -> str:
+    """Tells whether two results are about the same problems: ids, questions and golds, in order."""
+    digest = hashlib.sha256()
+    for problem in problems:
+        digest.update(json.dumps([problem.id, problem.question, problem.answer]).encode())
+    return digest.hexdigest()[:16]

@@ -142,6 +142,10 @@ def test_a_run_records_every_step_and_keeps_its_checkpoints(finished):
     assert sorted(path.name for path in (finished / "rollouts").iterdir()) == [
         "step-1.parquet", "step-2.parquet", "step-4.parquet",
     ]  # fmt: skip
+    told = json.loads((finished / "provenance.json").read_text())
+    assert told["dataset"]["source"].startswith("generated with seed")
+    assert told["dataset"]["problems"] == len(grpo.load_train("gen_chains"))
+    assert told["torch"] == torch.__version__
     base, _ = load_model(MODEL)
     moved = max(float((p - base.get_parameter(n).detach()).abs().max()) for n, p in final_parameters(finished).items())
     assert 1e-4 < moved < 0.1

@@ -1,6 +1,7 @@
 """The parts of the trainer that need no model: surrogate, micro-batches, prompt order, learning rate, step log."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -114,7 +115,11 @@ def test_step_log_keeps_the_first_record_of_each_step(tmp_path):
     assert resumed.last_step == 2
     resumed.append(2, {"reward/mean": 9.0})
     resumed.append(3, {"reward/mean": 0.75})
-    assert read_steps(path) == [
+    rows = read_steps(path)
+    times = [row.pop("time") for row in rows]
+    assert times == sorted(times)
+    assert 0 <= time.time() - times[0] < 3600
+    assert rows == [
         {"step": 1, "metrics": {"reward/mean": 0.5}},
         {
             "step": 2,

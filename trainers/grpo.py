@@ -17,11 +17,13 @@ from evals.datasets import load_train
 from evals.engines import TorchEngine, load_model
 from evals.problems import Problem
 from evals.prompts import TEMPLATES, Template
+from evals.sources import LoadReport
 from trainers import checkpoints
 from trainers import metric_names as names
 from trainers.aggregation import Scope, token_weights
 from trainers.batches import micro_batches, padded
 from trainers.policy import clipped_surrogate, token_statistics
+from trainers.provenance import record_provenance
 from trainers.recipe import Recipe
 from trainers.rollout import Prompt, Rollout, rollout_metrics, sample_rollout, step_prompts, write_rollout
 from trainers.schedule import learning_rate
@@ -35,8 +37,8 @@ def train(
 ) -> None:
     """Train one cell to its last step, going on from its newest whole checkpoint.
 
-    Writes metrics.jsonl, rollouts/ and checkpoints/ below `cell_dir`. On a CPU an interrupted run ends with the
-    same parameters and metrics, bit for bit, as one that was not interrupted.
+    Writes metrics.jsonl, provenance.json, rollouts/ and checkpoints/ below `cell_dir`. On a CPU an interrupted run
+    ends with the same parameters and metrics, bit for bit, as one that was not interrupted.
 
     Args:
         cell: the resolved config: rule, scope, seed, model, dataset, train (see `Recipe`).
@@ -57,7 +59,10 @@ def train(
     if done:
         log.info("resuming after step %d", done)
     template = TEMPLATES[cell["model"]["template"]]
-    prompts = usable_prompts(load_train(cell["dataset"]["name"], data_dir=data_dir), template, tokenizer, recipe)
+    report = LoadReport()
+    problems = load_train(cell["dataset"]["name"], data_dir=data_dir, report=report)
+    record_provenance(cell_dir, cell["dataset"]["name"], problems, report)
+    prompts = usable_prompts(problems, template, tokenizer, recipe)
     engine = TorchEngine(model, tokenizer)
     step_log = StepLog(cell_dir / "metrics.jsonl")
     keep = {*keep_steps, recipe.steps}

@@ -35,6 +35,9 @@ TRAIN_SECONDS = "perf/train_s"
 GRADE_SECONDS = "perf/grade_s"
 TOKENS_PER_SECOND = "perf/tokens_per_s"
 
+NON_FINITE = "events/non_finite"
+"""How many metrics of a step were NaN or infinite. They cannot be logged themselves; steps without any log nothing."""
+
 EVAL_MEAN = "eval/mean"
 HELDOUT = "heldout"
 """Benchmark name under which the held-out split of a cell's own training set is scored."""

@@ -3,14 +3,16 @@
 import json
 import math
 import os
+import time
 from pathlib import Path
 
 
 class StepLog:
-    """Appends `{"step": n, "metrics": {...}}` lines; a step that is already there is never written again.
+    """Appends `{"step": n, "time": s, "metrics": {...}}` lines, s in seconds since 1970.
 
-    A resumed run recomputes the steps since its checkpoint, and their first record stays. Values that are not
-    finite cannot stand in JSON: they are left out and their names listed under "non_finite".
+    A step that is already there is never written again: a resumed run recomputes the steps since its checkpoint, and
+    their first record stays. Values that are not finite cannot stand in JSON: they are left out and their names listed
+    under "non_finite".
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,7 +28,7 @@ class StepLog:
         if step <= self.last_step:
             return
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        row: dict[str, object] = {"step": step, "metrics": finite}
+        row: dict[str, object] = {"step": step, "time": round(time.time(), 3), "metrics": finite}
         if len(finite) < len(metrics):
             row["non_finite"] = sorted(metrics.keys() - finite.keys())
         with self.path.open("a") as file:
