@@ -175,6 +175,7 @@ class MetricsTail:
     Attributes:
         steps: metrics by step, from 1.
         non_finite: names of the metrics that the trainer left out as NaN or infinite, by step.
+        times: when each step was recorded, in seconds since 1970; steps that do not say so are left out.
     """
 
     def __init__(self, folder: CellDir) -> None:
@@ -183,6 +184,7 @@ class MetricsTail:
         self._inode = 0
         self.steps: dict[int, dict[str, float]] = {}
         self.non_finite: dict[int, list[str]] = {}
+        self.times: dict[int, float] = {}
 
     def read(self) -> None:
         """Take in what was added; start over when the file was cut back or replaced."""
@@ -202,6 +204,8 @@ class MetricsTail:
                 record = json.loads(line)
                 self.steps[int(record["step"])] = dict(record["metrics"])
                 self.non_finite[int(record["step"])] = record.get("non_finite", [])
+                if "time" in record:
+                    self.times[int(record["step"])] = float(record["time"])
             except (ValueError, KeyError, TypeError):
                 continue  # a line torn by a kill; the resumed training writes the step again
 
