@@ -1,11 +1,13 @@
 """What every generation engine takes and gives."""
 
 import zlib
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,42 @@ class Sample:
     """Cut at the length limit before an end-of-sequence token."""
 
 
-class Engine(Protocol):
+class Request(NamedTuple):
+    """One response that is wanted: the prompt, and the response's place in that prompt's group."""
+
+    prompt: str
+    index: int
+
+
+class Engine(ABC):
     """Generates responses with the current weights of one model."""
 
+    @abstractmethod
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[Sample]:
+        """One sample per request, in their order; `params.n` is not read.
+
+        Each draws from a stream of its own (`sample_seed`), whatever else is asked for with it.
+
+        Raises:
+            ValueError: a prompt is empty, or prompt and response together exceed the model's context.
+        """
+
+    @abstractmethod
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Take over weights, all parameters by their Transformers names, and forget what was cached under old ones."""
+
+    def sleep(self) -> None:  # noqa: B027  not every engine has memory to give back
+        """Give memory back while a trainer needs it. The next `update_weights` wakes the engine."""
+
     def generate(self, prompts: Sequence[str], params: SamplingParams) -> list[list[Sample]]:
-        """`params.n` samples per prompt, in the order of the prompts."""
-        ...
+        """`params.n` samples per prompt, in the order of the prompts.
+
+        Raises:
+            ValueError: as `sample`.
+        """
+        requests = [Request(prompt, index) for prompt in prompts for index in range(params.n)]
+        samples = self.sample(requests, params)
+        return [samples[start : start + params.n] for start in range(0, len(samples), params.n)]
 
 
 def sample_seed(seed: int, prompt: str, index: int) -> np.random.SeedSequence:

@@ -1,6 +1,6 @@
 """Batched generation in plain PyTorch with any Transformers causal language model, on any machine."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from evals.engines.interface import Sample, SamplingParams, sample_seed
+from evals.engines.interface import Engine, Request, Sample, SamplingParams, sample_seed
 
 CACHE_BYTES = 2**30
 """Largest key-value cache of one batch, in bytes; more responses are generated in further batches."""
@@ -20,7 +20,7 @@ COMPACT_BELOW = 0.85
 """Finished rows leave once the going ones are at most this share of the batch: leaving copies the cache."""
 
 
-class TorchEngine:
+class TorchEngine(Engine):
     """Decodes with a key-value cache; rows that have finished leave the batch."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -29,33 +29,37 @@ class TorchEngine:
         self.stop_ids = _stop_ids(model, tokenizer)
 
     @torch.inference_mode()
-    def generate(self, prompts: Sequence[str], params: SamplingParams) -> list[list[Sample]]:
-        """`params.n` samples per prompt, in the order of the prompts.
-
-        Each response draws from a stream of its own (`interface.sample_seed`).
-
-        Raises:
-            ValueError: a prompt is empty, or prompt and response together exceed the model's context.
-        """
-        encoded = self.tokenizer(list(prompts), add_special_tokens=False)["input_ids"] if prompts else []
-        self._check_fit(prompts, encoded, params)
-        rows = [(prompt, index) for prompt in range(len(prompts)) for index in range(params.n)]
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[Sample]:
+        """See `Engine.sample`."""
+        if not requests:
+            return []
+        unique = list(dict.fromkeys(request.prompt for request in requests))
+        encoded = dict(zip(unique, self.tokenizer(unique, add_special_tokens=False)["input_ids"], strict=True))
+        self._check_fit(encoded, params)
         # Prompts of similar length share a batch, so that little of it is padding.
-        rows.sort(key=lambda row: len(encoded[row[0]]))
-        batch_rows = self._rows_per_batch(max(map(len, encoded), default=1) + params.max_tokens)
-        results: list[list[Sample | None]] = [[None] * params.n for _ in prompts]
+        order = sorted(range(len(requests)), key=lambda i: len(encoded[requests[i].prompt]))
+        batch_rows = self._rows_per_batch(max(map(len, encoded.values())) + params.max_tokens)
+        results: dict[int, Sample] = {}
         was_training = self.model.training
         self.model.eval()
-        for start in range(0, len(rows), batch_rows):
-            batch = rows[start : start + batch_rows]
-            uniforms = np.stack([_uniforms(params, prompts[prompt], index) for prompt, index in batch])
-            token_ids, logprobs = self._decode([encoded[prompt] for prompt, _ in batch], uniforms, params)
+        for start in range(0, len(order), batch_rows):
+            batch = order[start : start + batch_rows]
+            prompts = [encoded[requests[i].prompt] for i in batch]
+            uniforms = np.stack([_uniforms(params, requests[i]) for i in batch])
+            token_ids, logprobs = self._decode(prompts, uniforms, params)
             texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-            for (prompt, index), ids, values, text in zip(batch, token_ids, logprobs, texts, strict=True):
-                finished = ids[-1] in self.stop_ids
-                results[prompt][index] = Sample(encoded[prompt], ids, values, text, not finished)
+            for i, prompt, ids, values, text in zip(batch, prompts, token_ids, logprobs, texts, strict=True):
+                results[i] = Sample(prompt, ids, values, text, truncated=ids[-1] not in self.stop_ids)
         self.model.train(was_training)
-        return results  # type: ignore[return-value]  # every place is filled
+        return [results[i] for i in range(len(requests))]
+
+    @torch.no_grad()
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `Engine.update_weights`. A model that shares its parameters with the trainer has them already."""
+        for name, weight in weights:
+            own = self.model.get_parameter(name)
+            if own is not weight:
+                own.copy_(weight)
 
     def _decode(
         self, prompts: list[list[int]], uniforms: np.ndarray, params: SamplingParams
@@ -136,9 +140,9 @@ class TorchEngine:
         token_bytes = 2 * config.num_hidden_layers * kv_heads * head_dim * self.model.dtype.itemsize
         return max(1, min(MAX_ROWS, CACHE_BYTES // (token_bytes * tokens_per_row)))
 
-    def _check_fit(self, prompts: Sequence[str], encoded: list[list[int]], params: SamplingParams) -> None:
+    def _check_fit(self, encoded: Mapping[str, list[int]], params: SamplingParams) -> None:
         context = getattr(self.model.config, "max_position_embeddings", None)
-        for prompt, ids in zip(prompts, encoded, strict=True):
+        for prompt, ids in encoded.items():
             if not ids:
                 raise ValueError("cannot generate from an empty prompt")
             if context and len(ids) + params.max_tokens > context:
@@ -241,8 +245,8 @@ def _runs(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
     return unique, copies
 
 
-def _uniforms(params: SamplingParams, prompt: str, index: int) -> np.ndarray:
-    generator = np.random.Generator(np.random.PCG64(sample_seed(params.seed, prompt, index)))
+def _uniforms(params: SamplingParams, request: Request) -> np.ndarray:
+    generator = np.random.Generator(np.random.PCG64(sample_seed(params.seed, request.prompt, request.index)))
     return generator.random(params.max_tokens, dtype=np.float32)
 
 
