@@ -18,10 +18,12 @@ from evals.problems import Problem
 from evals.prompts import TEMPLATES
 from trainers import checkpoints, grpo
 from trainers.aggregation import RULES, aggregate
-from trainers.policy import clipped_surrogate, token_statistics
+from trainers.batches import padded
+from trainers.policy import Policy, clipped_surrogate, token_statistics
 from trainers.recipe import Recipe
-from trainers.rollout import sample_rollout, step_prompts
+from trainers.rollout import draw_prompts, sample_rollout
 from trainers.step_log import read_steps
+from trainers.update import TOTALS, Learner, accumulate_gradient, make_optimizer
 
 MODEL = {"name": "tiny-qwen3", "path": "models/tiny-qwen3", "template": "qa"}
 RECIPE = {
@@ -42,10 +44,15 @@ def rollout():
     model, tokenizer = load_model(MODEL)
     recipe = Recipe(**RECIPE | {"prompts_per_step": 8, "group_size": 8})
     problems = grpo.load_train("gen_chains")[:64]
-    prompts = step_prompts(grpo.usable_prompts(problems, TEMPLATES["qa"], tokenizer, recipe), 1, 0, 8)
-    result = sample_rollout(TorchEngine(model, tokenizer), prompts, recipe, seed=0, step=1)
+    prompts = draw_prompts(grpo.usable_prompts(problems, TEMPLATES["qa"], tokenizer, recipe), 1, 0, 8)
+    result = sample_rollout(TorchEngine(model, tokenizer), prompts, recipe, seed=0, draw=1)
     assert 0 < result.rewards.mean() < 1
     return model, result, recipe
+
+
+def learner(model, recipe, rule="balanced"):
+    policy = Policy(model)
+    return Learner(policy, make_optimizer(policy, recipe), recipe, rule, "group")
 
 
 def gradient(model):
@@ -55,14 +62,14 @@ def gradient(model):
 @pytest.mark.parametrize("rule", RULES)
 def test_the_loop_computes_the_gradient_of_the_written_loss(rollout, rule):
     model, batch, recipe = rollout
-    totals = dict.fromkeys(("loss", "norm", "tokens", "entropy", "kl", "low", "high"), 0.0)
-    grpo.accumulate_gradient(model, batch, range(64), recipe, rule, "group", totals)
+    totals = dict.fromkeys(TOTALS, 0.0)
+    accumulate_gradient(learner(model, recipe, rule), batch, range(64), totals)
     looped = gradient(model)
 
     # The loss over whole padded responses, zero advantages included, by `aggregate`.
-    ids, mask = grpo.padded(batch.samples, 0, torch.device("cpu"))
+    ids, mask, _ = padded(list(batch.samples.values()))
     statistics = token_statistics(model, ids, mask)
-    old = torch.tensor([x for sample in batch.samples for x in sample.logprobs])
+    old = torch.tensor([x for sample in batch.samples.values() for x in sample.logprobs])
     advantages = batch.advantages.repeat_interleave(batch.lengths)
     terms = torch.full(mask.shape, math.nan).masked_scatter(
         mask, clipped_surrogate(statistics.logprobs, old, advantages, 0.2, 0.28).terms
@@ -81,16 +88,16 @@ def test_micro_batches_do_not_change_the_gradient(rollout, micro_batch_tokens):
     model, batch, _ = rollout
     gradients = []
     for tokens in (10**6, micro_batch_tokens):
-        totals = dict.fromkeys(("loss", "norm", "tokens", "entropy", "kl", "low", "high"), 0.0)
+        totals = dict.fromkeys(TOTALS, 0.0)
         changed = Recipe(**RECIPE | {"prompts_per_step": 8, "group_size": 8, "micro_batch_tokens": tokens})
-        grpo.accumulate_gradient(model, batch, range(64), changed, "balanced", "group", totals)
+        accumulate_gradient(learner(model, changed, "balanced"), batch, range(64), totals)
         gradients.append(gradient(model))
     assert (gradients[0] - gradients[1]).norm() <= 1e-5 * gradients[0].norm()
 
 
 def test_token_statistics_equal_a_plain_forward_pass(rollout, monkeypatch):
     model, batch, _ = rollout
-    ids, mask = grpo.padded(batch.samples[:6], 0, torch.device("cpu"))
+    ids, mask, _ = padded([batch.samples[row] for row in range(6)])
     with torch.no_grad():
         logprobs = (model(ids).logits / 0.7).log_softmax(-1)
         expected = logprobs[:, :-1].gather(2, ids[:, 1:, None])[..., 0][mask[:, 1:]]
@@ -111,8 +118,8 @@ def test_token_statistics_equal_a_plain_forward_pass(rollout, monkeypatch):
 
 def test_first_update_is_on_policy(rollout):
     model, batch, recipe = rollout
-    totals = dict.fromkeys(("loss", "norm", "tokens", "entropy", "kl", "low", "high"), 0.0)
-    grpo.accumulate_gradient(model, batch, range(64), recipe, "balanced", "group", totals)
+    totals = dict.fromkeys(TOTALS, 0.0)
+    accumulate_gradient(learner(model, recipe, "balanced"), batch, range(64), totals)
     assert abs(totals["kl"]) / totals["tokens"] < 1e-6
     assert totals["low"] == totals["high"] == 0
     # With ratio 1 and binary rewards both signs weigh the same under the balanced rule: the loss is 0.
@@ -165,7 +172,7 @@ def test_rollout_files_hold_what_was_trained_on(finished):
 @pytest.mark.parametrize("stopped_after", [2, 3])
 def test_an_interrupted_run_ends_like_an_uninterrupted_one_bit_for_bit(finished, tmp_path, stopped_after, monkeypatch):
     def stop(*args, **kwargs):
-        if args[-1] > stopped_after:
+        if args[-1] > stopped_after:  # the step
             raise KeyboardInterrupt
         return original(*args, **kwargs)
 
@@ -230,7 +237,7 @@ def test_overlong_filtering_masks_truncated_responses_whole(rollout):
     _, tokenizer = load_model(MODEL)
     recipe = Recipe(**RECIPE | {"max_response_tokens": 25, "overlong_filtering": True})
     prompts = grpo.usable_prompts(grpo.load_train("gen_chains")[:4], TEMPLATES["qa"], tokenizer, recipe)
-    batch = sample_rollout(TorchEngine(model, tokenizer), prompts, recipe, seed=0, step=1)
+    batch = sample_rollout(TorchEngine(model, tokenizer), prompts, recipe, seed=0, draw=1)
     assert 0 < batch.truncated.sum() < 16
     assert torch.equal(batch.masked_lengths == 0, batch.truncated)
     assert (batch.lengths > 0).all()
@@ -251,7 +258,7 @@ def test_a_grader_failure_is_not_a_wrong_answer(rollout, monkeypatch):
     )
     problems = [Problem(id=str(i), question=f"Compute {i} + 1.", answer=("0",)) for i in range(2)]
     prompts = grpo.usable_prompts(problems, TEMPLATES["qa"], tokenizer, recipe)
-    batch = sample_rollout(TorchEngine(model, tokenizer), prompts, recipe, seed=0, step=1)
+    batch = sample_rollout(TorchEngine(model, tokenizer), prompts, recipe, seed=0, draw=1)
     failed = torch.arange(16) % 8 == 7
     assert torch.equal(~batch.mask, failed)
     assert (batch.advantages[failed] == 0).all()

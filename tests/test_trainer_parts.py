@@ -11,7 +11,7 @@ from evals.problems import Problem
 from trainers.batches import micro_batches, padded
 from trainers.policy import clipped_surrogate
 from trainers.recipe import Recipe
-from trainers.rollout import Prompt, step_prompts
+from trainers.rollout import Prompt, draw_prompts
 from trainers.schedule import learning_rate
 from trainers.step_log import StepLog, read_steps
 
@@ -55,7 +55,8 @@ def test_micro_batches_hold_every_response_once_within_the_budget(max_tokens):
 
 
 def test_padding_is_on_the_right_and_the_mask_covers_responses():
-    ids, mask = padded([sample(2, 3), sample(1, 1)], pad_id=0, device=torch.device("cpu"))
+    ids, mask, positions = padded([sample(2, 3), sample(1, 1)])
+    assert positions is None
     assert ids.tolist() == [[5, 5, 7, 7, 7], [5, 7, 0, 0, 0]]
     assert mask.int().tolist() == [[0, 0, 1, 1, 1], [0, 1, 0, 0, 0]]
 
@@ -66,18 +67,18 @@ def prompts(count: int) -> list[Prompt]:
 
 def test_an_epoch_shows_every_prompt_once_and_the_next_one_in_another_order():
     pool = prompts(23)
-    steps = [[p.text for p in step_prompts(pool, step, 0, 5)] for step in range(1, 9)]
+    steps = [[p.text for p in draw_prompts(pool, step, 0, 5)] for step in range(1, 9)]
     first = [text for step in steps[:4] for text in step]
     second = [text for step in steps[4:] for text in step]
     assert len(set(first)) == len(set(second)) == 20
     assert first != second
-    assert steps[5] == [p.text for p in step_prompts(pool, 6, 0, 5)]
-    assert steps[0] != [p.text for p in step_prompts(pool, 1, 1, 5)]
+    assert steps[5] == [p.text for p in draw_prompts(pool, 6, 0, 5)]
+    assert steps[0] != [p.text for p in draw_prompts(pool, 1, 1, 5)]
 
 
 def test_too_few_prompts_are_refused():
     with pytest.raises(ValueError, match=r"4 usable prompts, fewer than prompts_per_step \(5\)"):
-        step_prompts(prompts(4), 1, 0, 5)
+        draw_prompts(prompts(4), 1, 0, 5)
 
 
 def test_learning_rate_warms_up_then_follows_the_schedule():

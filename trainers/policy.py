@@ -1,63 +1,143 @@
-"""What the policy says of responses already sampled: token log-probabilities, entropies and the clipped surrogate."""
+"""What the policy says of responses already sampled, and the loss terms made of it.
 
-from typing import NamedTuple
+Token log-probabilities and entropies without the full logits, the clipped surrogate, and estimators of the
+divergence from a reference policy.
+"""
+
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
+from trainers.recipe import KlEstimator
+
 CHUNK_ELEMENTS = 2**23
-"""Logits held at once, as tokens x vocabulary; longer batches are cut into chunks that are recomputed backward."""
+"""Logits held at once, as tokens x vocabulary; they are computed again, chunk by chunk, in the backward pass."""
 
 
 class TokenStatistics(NamedTuple):
     """Per response token, flat over the responses of a batch in row order: (N,) each."""
 
     logprobs: Tensor
-    """Natural log-probability at the sampling temperature, with gradient."""
+    """Natural log-probability at the sampling temperature."""
     entropies: Tensor
-    """Entropy of the distribution the token was drawn from, in nats, without gradient."""
+    """Entropy of the distribution the token was drawn from, in nats."""
+
+
+class Policy(nn.Module):
+    """A causal language model as the trainer sees it: token ids in, statistics of response tokens out.
+
+    A module, so that what wraps modules (sharding, mixed precision) covers the output layer too.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        ids_BT: Tensor,
+        response_mask_BT: Tensor,
+        temperature: float = 1.0,
+        position_ids_BT: Tensor | None = None,
+    ) -> TokenStatistics:
+        """See `token_statistics`."""
+        return token_statistics(self.model, ids_BT, response_mask_BT, temperature, position_ids_BT)
 
 
 def token_statistics(
-    model: PreTrainedModel, ids_BT: Tensor, response_mask_BT: Tensor, temperature: float = 1.0
+    model: PreTrainedModel,
+    ids_BT: Tensor,
+    response_mask_BT: Tensor,
+    temperature: float = 1.0,
+    position_ids_BT: Tensor | None = None,
 ) -> TokenStatistics:
     """Log-probabilities and entropies of the response tokens only; no logits for prompts or padding.
 
     Args:
         ids_BT: (B, T) prompt then response, padded on the right. A causal model never looks at padding there,
             so no attention mask is needed.
-        response_mask_BT: (B, T) true at response tokens; never at position 0.
+        response_mask_BT: (B, T) true at response tokens; never at the first token of a sequence.
         temperature: divides the logits, as in sampling.
+        position_ids_BT: (B, T) place of each token in its sequence, where a row holds several sequences.
 
     Returns:
-        Statistics of the N true positions of the mask, in row-major order.
+        Statistics of the N true positions of the mask, in row-major order, both with gradient.
     """
     decoder, head = model.get_decoder(), model.get_output_embeddings()
-    hidden_BTH = decoder(input_ids=ids_BT, use_cache=False).last_hidden_state
+    hidden_BTH = decoder(input_ids=ids_BT, position_ids=position_ids_BT, use_cache=False).last_hidden_state
     # The state before a token predicts it.
     hidden_NH = hidden_BTH[:, :-1][response_mask_BT[:, 1:]]
-    targets_N = ids_BT[response_mask_BT]
-    chunk = max(1, CHUNK_ELEMENTS // head.weight.shape[0])
-    if len(targets_N) <= chunk:
-        return TokenStatistics(*_head_statistics(hidden_NH, head.weight, head.bias, targets_N, temperature))
-    parts = [
-        checkpoint(_head_statistics, hidden, head.weight, head.bias, targets, temperature, use_reentrant=False)
-        for hidden, targets in zip(hidden_NH.split(chunk), targets_N.split(chunk), strict=True)
-    ]
-    logprobs, entropies = zip(*parts, strict=True)
-    return TokenStatistics(torch.cat(logprobs), torch.cat(entropies))
+    logprobs, entropies = _HeadStatistics.apply(
+        hidden_NH, head.weight, head.bias, ids_BT[response_mask_BT], float(temperature)
+    )
+    return TokenStatistics(logprobs, entropies)
 
 
-def _head_statistics(
-    hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
-    logits_NV = torch.nn.functional.linear(hidden_NH, weight_VH, bias_V).float() / temperature
-    logprobs_NV = logits_NV.log_softmax(-1)
-    with torch.no_grad():
-        entropies_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
-    return logprobs_NV.gather(1, targets_N[:, None])[:, 0], entropies_N
+class _HeadStatistics(torch.autograd.Function):
+    """log softmax(h W' + b) at the targets and the entropy of the same distribution, a chunk of tokens at a time.
+
+    With logits z = (h W' + b) / temperature, p = softmax z and H = -sum_j p_j log p_j:
+    ``d log p_target / d z_j = [j = target] - p_j`` and ``d H / d z_j = -p_j (log p_j + H)``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        logprobs = torch.empty(len(targets_N), dtype=torch.float32, device=hidden_NH.device)
+        log_sums, entropies = torch.empty_like(logprobs), torch.empty_like(logprobs)
+        for part in _chunks(len(targets_N), weight_VH.shape[0]):
+            logits_CV = _logits(hidden_NH[part], weight_VH, bias_V, temperature)
+            log_sums[part] = logits_CV.logsumexp(-1)
+            # In place from here on: these are log-probabilities.
+            logits_CV.sub_(log_sums[part, None])
+            logprobs[part] = logits_CV.gather(1, targets_N[part, None])[:, 0]
+            entropies[part] = -logits_CV.mul_(logits_CV.exp()).sum(-1)
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, log_sums, entropies)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden_NH, weight_VH, bias_V, targets_N, log_sums, entropies = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.zeros_like(hidden_NH) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight_VH) if wants_weight else None
+        grad_bias = torch.zeros_like(bias_V) if wants_bias else None
+        if grad_logprobs is None:
+            grad_logprobs = torch.zeros_like(log_sums)
+        for part in _chunks(len(targets_N), weight_VH.shape[0]):
+            logprobs_CV = _logits(hidden_NH[part], weight_VH, bias_V, ctx.temperature).sub_(log_sums[part, None])
+            slope_C1 = grad_logprobs[part, None]
+            if grad_entropies is None:
+                grad_CV = logprobs_CV.exp_().mul_(-slope_C1)
+            else:
+                scale_CV = logprobs_CV.add(entropies[part, None]).mul_(grad_entropies[part, None]).add_(slope_C1)
+                grad_CV = logprobs_CV.exp_().mul_(scale_CV.neg_())
+            grad_CV.scatter_add_(1, targets_N[part, None], slope_C1)
+            grad_CV = grad_CV.div_(ctx.temperature).to(hidden_NH.dtype)
+            if grad_hidden is not None:
+                torch.matmul(grad_CV, weight_VH, out=grad_hidden[part])
+            if grad_weight is not None:
+                grad_weight.addmm_(grad_CV.T, hidden_NH[part])
+            if grad_bias is not None:
+                grad_bias.add_(grad_CV.sum(0))
+        return grad_hidden, grad_weight, grad_bias, None, None
+
+
+def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
+    logits_CV = nn.functional.linear(hidden_CH, weight_VH, bias_V).float()
+    return logits_CV if temperature == 1 else logits_CV.div_(temperature)
+
+
+def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:
+    size = max(1, CHUNK_ELEMENTS // vocabulary)
+    return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
 class Surrogate(NamedTuple):
@@ -69,15 +149,22 @@ class Surrogate(NamedTuple):
 
 
 def clipped_surrogate(
-    logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, clip_low: float, clip_high: float
+    logprobs_N: Tensor,
+    old_logprobs_N: Tensor,
+    advantages_N: Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
 ) -> Surrogate:
     """PPO's clipped surrogate (arXiv 1707.06347) with separate clip widths (DAPO, arXiv 2503.14476).
 
-    ``l = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)``, ``rho = exp(logprob - old_logprob)``.
+    ``l = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)``, ``rho = exp(logprob - old_logprob)``; with dual
+    clipping (arXiv 1912.09729) also ``l <= -dual_clip A`` where A < 0.
 
     Args:
         logprobs_N, old_logprobs_N: (N,) under the policy in training and the one that sampled.
         advantages_N: (N,) each token's response advantage.
+        dual_clip: bound above 1 on the ratio of tokens with negative advantage.
 
     Returns:
         Terms to minimise, with gradient through `logprobs_N`, and two boolean masks: the token's gradient is
@@ -86,7 +173,31 @@ def clipped_surrogate(
     ratio = (logprobs_N - old_logprobs_N).exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     terms = -torch.minimum(ratio * advantages_N, clipped * advantages_N)
+    if dual_clip is not None:
+        bounded = torch.minimum(terms, -dual_clip * advantages_N)
+        terms = torch.where(advantages_N < 0, bounded, terms)
     with torch.no_grad():
         low = (ratio < 1 - clip_low) & (advantages_N < 0)
         high = (ratio > 1 + clip_high) & (advantages_N > 0)
     return Surrogate(terms, low, high)
+
+
+def kl_terms(logprobs_N: Tensor, reference_logprobs_N: Tensor, estimator: KlEstimator) -> Tensor:
+    """(N,) estimates of KL(policy || reference) from sampled tokens, to be minimised (Schulman, 2020).
+
+    With d = logprob - reference_logprob: k1 is d, k2 is d^2 / 2, k3 is exp(-d) - 1 + d. k1 is unbiased as a number,
+    but its gradient vanishes on average; k2's is that of the divergence; k3 is unbiased, never negative and
+    steadier, and is the one GRPO used (arXiv 2402.03300).
+
+    Raises:
+        ValueError: an unknown estimator.
+    """
+    difference = logprobs_N - reference_logprobs_N
+    match estimator:
+        case "k1":
+            return difference
+        case "k2":
+            return difference.square() / 2
+        case "k3":
+            return (-difference).exp() - 1 + difference
+    raise ValueError(f"unknown KL estimator {estimator!r}; known are k1, k2, k3")

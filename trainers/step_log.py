@@ -1,10 +1,14 @@
 """The append-only record of a run's metrics: one JSON line per step."""
 
+import itertools
 import json
 import math
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+from trainers import metric_names as names
 
 
 class StepLog:
@@ -52,3 +56,14 @@ def read_steps(path: Path) -> list[dict]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def best_checkpoint(cell_dir: Path, steps: Sequence[int]) -> int | None:
+    """The checkpoint step whose own stretch, the steps since the one before it, had the highest mean reward."""
+    reward = {row["step"]: row["metrics"][names.REWARD_MEAN] for row in read_steps(cell_dir / "metrics.jsonl")}
+    best, highest = None, -math.inf
+    for before, step in itertools.pairwise(sorted({0, *steps})):
+        stretch = [reward[s] for s in range(before + 1, step + 1) if s in reward]
+        if stretch and (mean := math.fsum(stretch) / len(stretch)) > highest:
+            best, highest = step, mean
+    return best

@@ -4,7 +4,6 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -51,7 +50,8 @@ class Sample:
     """Cut at the length limit before an end-of-sequence token."""
 
 
-class Request(NamedTuple):
+@dataclass(frozen=True)
+class Request:
     """One response that is wanted: the prompt, and the response's place in that prompt's group."""
 
     prompt: str

@@ -56,12 +56,13 @@ def load_model(
     return torch.nn.Module.to(model, device).eval(), tokenizer
 
 
-def open_engine(kind: str, source: str | Path | dict[str, Any]) -> Engine:
+def open_engine(kind: str, source: str | Path | dict[str, Any], **vllm_options: Any) -> Engine:
     """Load a model into the engine of that name, on the GPU where there is one.
 
     Args:
         kind: "torch" or "vllm".
         source: as for `load_model`.
+        vllm_options: further arguments of `VllmEngine`; the torch engine has none.
 
     Raises:
         ValueError: no engine has that name, or it cannot read this kind of model.
@@ -77,7 +78,7 @@ def open_engine(kind: str, source: str | Path | dict[str, Any]) -> Engine:
         spec = resolve(source)
         if spec.get("gguf_file"):
             raise ValueError("the vllm engine reads folders of Hugging Face files, not GGUF; use --engine torch")
-        return VllmEngine(location(spec), revision=spec.get("revision"), config=spec.get("config"))
+        return VllmEngine(location(spec), revision=spec.get("revision"), config=spec.get("config"), **vllm_options)
     raise ValueError(f"unknown engine {kind!r}; known are torch, vllm")
 
 
