@@ -204,7 +204,7 @@ def test_a_damaged_checkpoint_is_passed_over(finished, tmp_path, damage, caplog)
     elif damage == "no marker":
         (folder / checkpoints.MARKER).unlink()
     else:
-        (folder / checkpoints.STATE_FILE).write_bytes(b"")
+        next((folder / checkpoints.TRAINER_STATE).glob("*.distcp")).write_bytes(b"")
     grpo.train(cell_dir, cell(), keep_steps=(2,))
     assert ("is damaged" in caplog.text) == (damage != "no marker")
     for name, parameter in final_parameters(finished).items():

@@ -1,7 +1,6 @@
 """One worker, two workers, other micro-batches: the same run."""
 
 import pytest
-import torch
 
 from evals.engines import load_model
 from tests import distributed_cases

@@ -1,4 +1,4 @@
-"""Starting several workers for one cell with Ray Train: each runs `trainers.grpo.train`, connected by torch.distributed."""
+"""Starting several workers for one cell with Ray Train: each runs `trainers.grpo.train`, connected over torch."""
 
 import logging
 import os
