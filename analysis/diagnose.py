@@ -30,6 +30,8 @@ MIN_STEPS = 3
 """Below this many steps the interval is over groups, not over steps."""
 MIN_STEPS_FOR_TREND = 6
 LEVEL = 0.95
+ROUNDING = 1e-9
+"""Relative to the value: a smaller trend is none."""
 LENGTH_BINS = np.concatenate([[0.0], 2 ** np.arange(0, 24.25, 0.25)])
 """Edges for the histogram of lengths: four bins per doubling."""
 
@@ -138,6 +140,8 @@ class Measurements:
         error = np.sqrt(residuals @ residuals / (len(x) - 2) / (centred @ centred))
         half = stdtrit(len(x) - 2, (1 + LEVEL) / 2) * error
         run = at[-1] - at[0]
+        if abs(slope * run) <= ROUNDING * np.abs(y).max():
+            return Estimate(0.0, 0.0, 0.0)
         return Estimate(slope * run, (slope - half) * run, (slope + half) * run)
 
 

@@ -165,7 +165,7 @@ class Dump:
         kind = kind_of(path)
         if kind == "parquet":
             return _parquet_pieces(path, layout.needed)
-        read = _csv_rows if kind == "csv" else _json_rows
+        read = _csv_rows if kind == "csv" else json_rows
         return _row_pieces(read(path, malformed), layout.needed)
 
     def _responses(self, path: Path, layout: Layout, piece: Piece) -> Responses:
@@ -314,7 +314,7 @@ def columns_of(path: Path) -> dict[str, bool]:
         with _parquet(path) as file:
             return dict(_schema_columns(file.schema_arrow))
     bad: list[int] = []
-    read = (_csv_rows if kind == "csv" else _json_rows)(path, lambda line, why: bad.append(line))
+    read = (_csv_rows if kind == "csv" else json_rows)(path, lambda line, why: bad.append(line))
     columns: dict[str, bool] = {}
     for _, row in itertools.islice(read, SAMPLE_ROWS):
         for name, value in _flat_items(row):
@@ -353,6 +353,37 @@ def step_in_name(path: Path) -> int | None:
         return int(stem)
     found = STEP_IN_NAME.search(stem) or STEP_IN_NAME.fullmatch(path.parent.name)
     return int(found[1]) if found else None
+
+
+def json_rows(path: Path, malformed: Callable[[int, str], None]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, row) of every JSON object; a trace is flattened to the responses in it."""
+    with _open(path) as file:
+        for number in itertools.count(1):
+            line = file.readline(LONGEST_LINE)
+            if not line:
+                return
+            if len(line) == LONGEST_LINE:
+                raise DumpError(f"{path}: line {number} is longer than {LONGEST_LINE // 2**20} MiB: not JSON lines?")
+            if number == 1:
+                line = line.removeprefix(BYTE_ORDER_MARK)
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError:
+                malformed(number, "not valid JSON")
+                continue
+            if not isinstance(row, dict):
+                malformed(number, "not a JSON object")
+            elif is_trace(row):
+                yield from ((number, response) for response in flatten(row))
+            else:
+                yield number, row
+
+
+def open_text(path: Path) -> io.TextIOWrapper:
+    """A file of text, also a gzipped one; bytes that are not UTF-8 become the replacement character."""
+    return io.TextIOWrapper(_open(path), encoding="utf-8-sig", errors="replace", newline="")
 
 
 def _parquet(path: Path) -> pq.ParquetFile:
@@ -410,37 +441,11 @@ def _row_pieces(rows: Iterator[tuple[int, dict[str, Any]]], needed: Sequence[str
         yield Piece(columns, np.array(places))
 
 
-def _json_rows(path: Path, malformed: Callable[[int, str], None]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, row) of every JSON object; a trace is flattened to the responses in it."""
-    with _open(path) as file:
-        for number in itertools.count(1):
-            line = file.readline(LONGEST_LINE)
-            if not line:
-                return
-            if len(line) == LONGEST_LINE:
-                raise DumpError(f"{path}: line {number} is longer than {LONGEST_LINE // 2**20} MiB: not JSON lines?")
-            if number == 1:
-                line = line.removeprefix(BYTE_ORDER_MARK)
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError:
-                malformed(number, "not valid JSON")
-                continue
-            if not isinstance(row, dict):
-                malformed(number, "not a JSON object")
-            elif is_trace(row):
-                yield from ((number, response) for response in flatten(row))
-            else:
-                yield number, row
-
-
 def _csv_rows(path: Path, malformed: Callable[[int, str], None]) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, row) of every row below the header; the line is the row's last where values hold line breaks."""
     csv.field_size_limit(LONGEST_LINE)
-    with _open(path) as binary:
-        reader = csv.reader(io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline=""))
+    with open_text(path) as file:
+        reader = csv.reader(file)
         header = next(reader, [])
         for row in reader:
             if len(row) == len(header):
