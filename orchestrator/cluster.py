@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import UserError
 from orchestrator.grid import Cell
+from orchestrator.placement import Gang, Nodes, Resources, place
 
 OBJECT_STORE_BYTES = 100 << 20
 """Tasks exchange files, so Ray's own store stays small."""
@@ -23,39 +23,18 @@ START_WAIT_S = "120"
 """Ray gives up on its own start after 30 s, which a busy machine with a cold disk can need."""
 
 
-@dataclass(frozen=True)
-class Resources:
-    """CPU cores and GPUs."""
-
-    cpus: float
-    gpus: float
-
-    def fits(self, free: "Resources") -> bool:
-        """Whether `free` has room for this."""
-        return self.cpus <= free.cpus and self.gpus <= free.gpus
-
-    def __add__(self, other: "Resources") -> "Resources":
-        return Resources(self.cpus + other.cpus, self.gpus + other.gpus)
-
-    def __sub__(self, other: "Resources") -> "Resources":
-        return Resources(self.cpus - other.cpus, self.gpus - other.gpus)
-
-    def __str__(self) -> str:
-        return f"{self.cpus:g} CPU{'s' * (self.cpus != 1)} and {self.gpus:g} GPU{'s' * (self.gpus != 1)}"
+def training_gang(cell: Cell) -> Gang:
+    """The processes of a cell's training task."""
+    return Gang(cell.model.workers, Resources(cell.model.cpus, cell.model.gpus))
 
 
-def training_needs(cell: Cell) -> Resources:
-    """What the training task of a cell occupies."""
-    return Resources(cell.model.cpus, cell.model.gpus)
+def evaluation_gang(cell: Cell) -> Gang:
+    """The one process of an evaluation task of a cell."""
+    return Gang(1, Resources(cell.model.eval_cpus, cell.model.eval_gpus))
 
 
-def evaluation_needs(cell: Cell) -> Resources:
-    """What one evaluation task of a cell occupies."""
-    return Resources(cell.model.eval_cpus, cell.model.eval_gpus)
-
-
-def connect() -> list[Resources]:
-    """Join the cluster at RAY_ADDRESS, or start one on this machine; returns what each node has.
+def connect() -> dict[str, Resources]:
+    """Join the cluster at RAY_ADDRESS, or start one on this machine; returns what each node has, by node id.
 
     Raises:
         UserError: there is no such cluster, or Ray does not start here.
@@ -78,27 +57,47 @@ def connect() -> list[Resources]:
             raise UserError(f"cannot join the Ray cluster at RAY_ADDRESS={address}: {reason}\n{hint}") from error
         logs = "Its logs are in /tmp/ray/session_latest/logs."
         raise UserError(f"Ray does not start on this machine: {reason}\n{logs}") from error
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return [Resources(node.get("CPU", 0), node.get("GPU", 0)) for node in alive]
+    return nodes()
 
 
-def check_demand(cells: Iterable[Cell], nodes: list[Resources]) -> None:
-    """Make sure that each task fits some node: Ray lets a request that never fits wait for ever, in silence.
+def nodes() -> dict[str, Resources]:
+    """What each node of the cluster has now, by node id."""
+    import ray
+
+    return {node["NodeID"]: _resources(node["Resources"]) for node in ray.nodes() if node["Alive"]}
+
+
+def free() -> dict[str, Resources]:
+    """What is free on each node, as Ray sees it: a second late, and after the use of all that share the cluster."""
+    from ray._private.state import available_resources_per_node
+
+    return {node: _resources(found) for node, found in available_resources_per_node().items()}
+
+
+def _resources(found: dict[str, float]) -> Resources:
+    return Resources(found.get("CPU", 0.0), found.get("GPU", 0.0))
+
+
+def check_demand(cells: Iterable[Cell], total: Nodes) -> None:
+    """Make sure that the empty cluster has room for each task: Ray lets one that never fits wait for ever, in silence.
 
     Raises:
         UserError: says which model asks for what, what is missing and what to do.
     """
     mistakes = {}
     for cell in cells:
-        for what, needs in (("training", training_needs(cell)), ("evaluation", evaluation_needs(cell))):
-            if not any(needs.fits(node) for node in nodes):
-                mistakes[(cell.model_name, what)] = needs
+        for what, gang in (("training", training_gang(cell)), ("evaluation", evaluation_gang(cell))):
+            if (cell.model_name, what) not in mistakes and place(gang, total, total) is None:
+                mistakes[(cell.model_name, what)] = gang
     if mistakes:
-        largest = max(nodes, key=lambda node: (node.gpus, node.cpus), default=Resources(0, 0))
-        lines = [f"{what} of {model} asks for {needs} on one node" for (model, what), needs in mistakes.items()]
+        largest = max(total.values(), key=lambda has: (has.gpus, has.cpus), default=Resources(0, 0))
+        lines = [
+            f"{what} of {model} asks for {gang}{' on one node' if gang.workers == 1 else ''}"
+            for (model, what), gang in mistakes.items()
+        ]
         raise UserError(
             "\n".join(lines)
-            + f"\nThe cluster has {len(nodes)} node{'s' * (len(nodes) != 1)}, the largest with {largest}. "
+            + f"\nThe cluster has {len(total)} node{'s' * (len(total) != 1)}, the largest with {largest}. "
             "Nothing was started. Join a larger cluster with RAY_ADDRESS, or lower the model's "
-            "cpus, gpus, eval_cpus or eval_gpus in the experiments file."
+            "workers, cpus, gpus, eval_cpus or eval_gpus in the experiments file."
         )

@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     TypeAdapter,
     ValidationError,
@@ -53,10 +54,12 @@ class ModelEntry(_Strict):
     """Overrides of the model's own config, such as `max_position_embeddings`."""
     template: str
     """Prompt template, by its name in `evals.prompts`."""
+    workers: PositiveInt = 1
+    """Processes of one training task. They share the model and start together, on one node where one has room."""
     cpus: PositiveInt = 1
-    """CPU cores of one training task, which is also its number of threads."""
+    """CPU cores of each of them, which is also its number of threads."""
     gpus: NonNegativeFloat = 0
-    """GPUs of one training task."""
+    """GPUs of each of them."""
     eval_cpus: PositiveInt = 1
     """CPU cores of one evaluation task."""
     eval_gpus: NonNegativeFloat = 0
@@ -128,8 +131,18 @@ class GridEntry(_Strict):
     overrides: dict[str, dict[str, Any]] = {}
     """Recipe fields for one model or data set of the grid, by its name."""
     evaluate: EvaluationEntry
+    priorities: dict[str, int] = {}
+    """Higher goes first: a number for a model or data set of the grid, by its name; a cell has the sum of its two."""
+    max_cells: PositiveInt | None = None
+    """Limit on the cells that are trained or evaluated at once."""
     retries: NonNegativeInt = 3
-    """How often a lost worker is started again, from the last checkpoint, before its cell fails."""
+    """How often in a row, without getting to a later checkpoint, a task is started again before its cell fails.
+    `orchestrator.failures` says which failures are tried again."""
+    retry_wait_s: NonNegativeFloat = 10
+    """Seconds before the first retry; doubled each time."""
+    hang_after_s: PositiveFloat | None = None
+    """Seconds without a step, sample or log line after which a task is taken to hang. By default an hour, or twenty of
+    the cell's own steps if that is more."""
 
 
 class _File(_Strict):
@@ -266,9 +279,10 @@ def _bad_names(config: Config, names: Names) -> Iterable[str]:
             yield from check("benchmark", name, names.benchmarks, *at, i)
         if HELDOUT in grid.evaluate.benchmarks:
             yield config.source.error(at, f"{HELDOUT!r} is the held-out split's own name")
-        for name in grid.overrides:
-            valid = (*grid.models, *grid.datasets)
-            yield from check("model or data set", name, valid, "grids", grid_name, "overrides", name)
+        for key in ("overrides", "priorities"):
+            for name in getattr(grid, key):
+                valid = (*grid.models, *grid.datasets)
+                yield from check("model or data set", name, valid, "grids", grid_name, key, name)
 
 
 def _bad_recipes(config: Config) -> Iterable[str]:

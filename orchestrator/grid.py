@@ -30,7 +30,8 @@ class Cell:
         evaluate_steps: checkpoints to evaluate, ascending; step 0 is the base model.
         evaluation: what an evaluation runs; changing it re-evaluates and retrains nothing.
         model: the model's entry, for the resources that its tasks need.
-        retries: how often a lost worker is started again.
+        retries, retry_wait_s, hang_after_s, max_cells: as in `orchestrator.config.GridEntry`.
+        priority: higher goes first.
     """
 
     id: str
@@ -39,6 +40,10 @@ class Cell:
     evaluation: dict[str, Any]
     model: ModelEntry
     retries: int
+    retry_wait_s: float = 10.0
+    hang_after_s: float | None = None
+    max_cells: int | None = None
+    priority: int = 0
 
     @property
     def grid(self) -> str:
@@ -61,6 +66,11 @@ class Cell:
         return self.config["dataset"]["name"]
 
     @property
+    def comparison(self) -> tuple[str, str, int]:
+        """Model, data set and seed: what the rules are compared on."""
+        return self.model_name, self.dataset_name, self.seed
+
+    @property
     def steps(self) -> int:
         """Training steps in all."""
         return self.config["train"]["steps"]
@@ -75,7 +85,8 @@ def expand(
 ) -> list[Cell]:
     """The cells of a grid, in the order in which they are started.
 
-    The rules of one comparison (model, data set, seed) stand together, so that they progress together.
+    Higher priorities go first. The rules of one comparison (model, data set, seed) stand together, so that they
+    progress together.
 
     Args:
         config: the checked file.
@@ -101,6 +112,7 @@ def expand(
                     kept = all(point[axis] in values for axis, values in keep)
                     if kept and not any(point[axis] in values for axis, values in drop):
                         cells.append(_cell(config, grid_name, rule, model, dataset, seed))
+    cells.sort(key=lambda cell: -cell.priority)
     if not cells:
         raise UserError(f"the filters leave no cell of grid {grid_name!r}")
     return cells
@@ -144,6 +156,10 @@ def _cell(config: Config, grid_name: str, rule: str, model: str, dataset: str, s
         evaluation=_evaluation(config, grid, model, dataset),
         model=entry,
         retries=grid.retries,
+        retry_wait_s=grid.retry_wait_s,
+        hang_after_s=grid.hang_after_s,
+        max_cells=grid.max_cells,
+        priority=grid.priorities.get(model, 0) + grid.priorities.get(dataset, 0),
     )
 
 

@@ -3,22 +3,26 @@
 The directory is the truth. Success is a result file; state.json only says, in words, what was last going on.
 """
 
-import fcntl
 import json
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Container
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from orchestrator.grid import Cell, canonical_json
 
-StateName = Literal["pending", "training", "evaluating", "done", "failed", "cancelled"]
+StateName = Literal["pending", "training", "evaluating", "done", "failed", "stopped", "cancelled"]
+
+SMALLEST_MICRO_BATCH_TOKENS = 256
+"""A micro-batch holds at least one response, so that a smaller budget would save nothing."""
+
+KEPT_STEPS = 5
+"""Steps of a finished cell that a running command remembers."""
 
 COMPLETE = "COMPLETE"
 """Marker file that a checkpoint gets last."""
@@ -26,10 +30,6 @@ COMPLETE = "COMPLETE"
 
 class LedgerError(Exception):
     """A cell's own files are damaged, which concerns that cell alone. The message names file and remedy."""
-
-
-class Busy(Exception):
-    """Another process holds the lock."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,11 @@ class CellDir:
         return self.path / "metrics.jsonl"
 
     @property
+    def provenance(self) -> Path:
+        """On what and where the cell was trained; written by the trainer."""
+        return self.path / "provenance.json"
+
+    @property
     def log(self) -> Path:
         return self.path / "log.txt"
 
@@ -79,19 +84,38 @@ class CellDir:
 
     @property
     def claim(self) -> Path:
-        """Locked by the command that looks after the cell: it alone writes its state and its MLflow run."""
-        return self.path / ".claim.lock"
+        """Leased by the command that looks after the cell: it alone writes its state and its MLflow run."""
+        return self.path / ".claim"
 
     @property
     def training(self) -> Path:
-        """Locked by the process that trains the cell."""
-        return self.path / ".train.lock"
+        """Leased by the process that trains the cell."""
+        return self.path / ".training"
+
+    @property
+    def stop_request(self) -> Path:
+        """There while the training is asked to finish its step, write a checkpoint and end."""
+        return self.path / ".stop"
+
+    @property
+    def cancel_request(self) -> Path:
+        """There while the cell's tasks are to be ended at once."""
+        return self.path / ".cancel"
+
+    @property
+    def memory(self) -> Path:
+        """What training without running out of memory takes, where it once did run out."""
+        return self.path / "memory.json"
 
     def checkpoint(self, step: int) -> Path:
         return self.path / "checkpoints" / f"step-{step}"
 
     def evaluation(self, step: int) -> Path:
         return self.path / "evals" / f"step-{step}"
+
+    def evaluating(self, step: int) -> Path:
+        """Leased by the process that evaluates this checkpoint."""
+        return self.evaluation(step) / ".evaluating"
 
     def summary(self, step: int) -> Path:
         return self.evaluation(step) / "summary.json"
@@ -106,15 +130,16 @@ def cell_dir(runs_dir: Path, cell: Cell) -> CellDir:
     return CellDir(runs_dir / cell.grid / cell.id)
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a file that readers see either whole or not at all, also after a crash."""
+def write_atomic(path: Path, text: str, durable: bool = True) -> None:
+    """Write a file that readers see either whole or not at all; if `durable`, also after the machine has crashed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -166,7 +191,57 @@ def write_state(folder: CellDir, state: StateName, reason: str) -> None:
         old = None
     new = State(state, reason, old.since if old and old.state == state else now, old.created if old else now)
     if new != old:
-        write_atomic(folder.state, json.dumps(asdict(new), indent=2) + "\n")
+        write_atomic(folder.state, json.dumps(asdict(new), indent=2) + "\n", durable=False)
+
+
+def request_stop(folder: CellDir) -> None:
+    """Ask the running command to end the cell after its present step, with a checkpoint."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.stop_request.touch()
+
+
+def request_cancel(folder: CellDir) -> None:
+    """Ask the running command to end the cell's tasks at once; their work since the last checkpoint is lost."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.cancel_request.touch()
+
+
+def stop_requested(folder: CellDir) -> bool:
+    """Whether the cell is to end after its present step."""
+    return folder.stop_request.exists()
+
+
+def cancel_requested(folder: CellDir) -> bool:
+    """Whether the cell is to end at once."""
+    return folder.cancel_request.exists()
+
+
+def clear_requests(folder: CellDir) -> None:
+    """Forget them: a command that was started later goes on with the cell."""
+    folder.stop_request.unlink(missing_ok=True)
+    folder.cancel_request.unlink(missing_ok=True)
+
+
+def micro_batch_tokens(cell: Cell, folder: CellDir) -> int:
+    """The micro-batch budget to train with: the recipe's, or less where that did not fit into memory."""
+    configured = cell.config["train"]["micro_batch_tokens"]
+    try:
+        return min(configured, int(_read_json(folder.memory)["micro_batch_tokens"]))
+    except (FileNotFoundError, LedgerError, KeyError, TypeError, ValueError):
+        return configured
+
+
+def reduce_micro_batch_tokens(cell: Cell, folder: CellDir) -> int | None:
+    """Halve the budget from now on, also for later commands. The gradient does not depend on it.
+
+    Returns:
+        the new budget; None when it is as small as it gets.
+    """
+    half = micro_batch_tokens(cell, folder) // 2
+    if half < SMALLEST_MICRO_BATCH_TOKENS:
+        return None
+    write_atomic(folder.memory, json.dumps({"micro_batch_tokens": half}) + "\n")
+    return half
 
 
 class MetricsTail:
@@ -185,6 +260,7 @@ class MetricsTail:
         self.steps: dict[int, dict[str, float]] = {}
         self.non_finite: dict[int, list[str]] = {}
         self.times: dict[int, float] = {}
+        self._forgotten: Counter[str] = Counter()
 
     def read(self) -> None:
         """Take in what was added; start over when the file was cut back or replaced."""
@@ -213,6 +289,22 @@ class MetricsTail:
     def last_step(self) -> int:
         return max(self.steps, default=0)
 
+    def recent(self, name: str, number: int) -> list[float]:
+        """A metric at the last so many steps, where they have it."""
+        last = sorted(self.steps)[-number:]
+        return [self.steps[step][name] for step in last if name in self.steps[step]]
+
+    def total(self, name: str) -> float:
+        """Sum of a metric over all steps."""
+        return self._forgotten[name] + sum(metrics.get(name, 0.0) for metrics in self.steps.values())
+
+    def forget(self) -> None:
+        """Keep of a finished cell the last steps and the totals alone: a grid may have thousands of cells."""
+        for step in sorted(self.steps)[:-KEPT_STEPS]:
+            self._forgotten.update(self.steps.pop(step))
+            self.non_finite.pop(step, None)
+            self.times.pop(step, None)
+
 
 def read_metrics(folder: CellDir) -> dict[int, dict[str, float]]:
     """Metrics by step, as far as the file holds whole lines."""
@@ -228,9 +320,26 @@ def complete_checkpoints(folder: CellDir) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def is_trained(cell: Cell, folder: CellDir) -> bool:
-    """Whether the last checkpoint is whole."""
-    return (folder.checkpoint(cell.steps) / COMPLETE).exists()
+def discard_checkpoints(folder: CellDir, first: int) -> None:
+    """Count the checkpoints from this step on as not there, so that the training makes them again."""
+    for step in complete_checkpoints(folder):
+        if step >= first:
+            (folder.checkpoint(step) / COMPLETE).unlink(missing_ok=True)
+
+
+def damage(checkpoint: Path) -> str:
+    """Why a checkpoint that counts as whole cannot be read; empty if it can. Looks at headers and sizes alone."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        for file in sorted(checkpoint.glob("*.safetensors")):
+            with safe_open(file, framework="numpy"):
+                pass
+        for file in sorted(checkpoint.glob("*.json")):
+            json.loads(file.read_text(encoding="utf-8"))
+    except (SafetensorError, OSError, ValueError) as error:
+        return f"{file.name}: {error}"
+    return ""
 
 
 def read_summary(cell: Cell, folder: CellDir, step: int) -> dict[str, Any] | None:
@@ -260,57 +369,10 @@ def copy_evaluation(source: CellDir, target: CellDir, step: int) -> None:
     os.replace(staging, goal)
 
 
-def work_left(cell: Cell, folder: CellDir) -> list[Work]:
-    """What the grid asks of this cell minus what its files show."""
-    missing = [step for step in cell.evaluate_steps if read_summary(cell, folder, step) is None]
-    evaluations = [Work("evaluate", step) for step in missing]
-    return evaluations if is_trained(cell, folder) else [Work("train", cell.steps), *evaluations]
-
-
-@contextmanager
-def hold(path: Path, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold an advisory lock on a file. The kernel drops it when the process ends, however it ends.
-
-    Args:
-        path: the lock file, made if needed.
-        wait_s: seconds to wait for another holder.
-
-    Raises:
-        Busy: it is still held after that time.
-    """
-    lock = take(path, wait_s)
-    try:
-        yield
-    finally:
-        lock.close()
-
-
-def take(path: Path, wait_s: float = 0.0) -> IO[str]:
-    """Like `hold`, for a lock that outlives a block: closing the returned file gives it back."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a+")
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() < deadline:
-                time.sleep(0.1)
-                continue
-            file.close()
-            raise Busy(str(path)) from None
-        return file
-
-
-def is_held(path: Path) -> bool:
-    """Whether some process holds the lock now."""
-    if not path.exists():
-        return False
-    try:
-        take(path).close()
-    except Busy:
-        return True
-    return False
+def work_left(cell: Cell, checkpoints: Container[int], evaluated: Container[int]) -> list[Work]:
+    """What the grid asks of a cell minus the whole checkpoints and finished evaluations that it has, by step."""
+    evaluations = [Work("evaluate", step) for step in cell.evaluate_steps if step not in evaluated]
+    return evaluations if cell.steps in checkpoints else [Work("train", cell.steps), *evaluations]
 
 
 def _read_json(path: Path) -> Any:

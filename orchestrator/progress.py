@@ -12,12 +12,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.schedule import CellRun
+from orchestrator.cells import RECENT_STEPS, CellRun
 from trainers.metric_names import EVAL_MEAN, REWARD_MEAN, STEP_SECONDS
 
 PLAIN_EVERY_S = 15.0
-RECENT_STEPS = 5
-STYLES = {"done": "green", "failed": "red", "training": "cyan", "evaluating": "magenta", "pending": "dim"}
+STYLES = {
+    "done": "green", "failed": "red", "training": "cyan", "evaluating": "magenta", "stopped": "yellow",
+    "cancelled": "yellow", "pending": "dim",
+}  # fmt: skip
 
 
 class Progress:
@@ -55,7 +57,7 @@ class Progress:
 
 def live_table(runs: Sequence[CellRun], max_rows: int) -> Table:
     """The cells as a table. Where they do not all fit, those under way and failed go before the others."""
-    rank = {"training": 0, "evaluating": 0, "failed": 1, "pending": 2, "done": 3}
+    rank = {"training": 0, "evaluating": 0, "failed": 1, "stopped": 2, "cancelled": 2, "pending": 3, "done": 4}
     shown = sorted(runs, key=lambda run: rank[run.state])[:max_rows] if len(runs) > max_rows else runs
     table = Table(box=None, pad_edge=False)
     table.add_column("cell", no_wrap=True, overflow="ellipsis")
@@ -110,7 +112,7 @@ def latest_accuracy(run: CellRun) -> float | None:
 
 def training_seconds_left(runs: Sequence[CellRun]) -> dict[str, float | None]:
     """Training time left by cell id, from the cell's last steps, else its model's, else all; None: no idea yet."""
-    own = {run.cell.id: _recent_step_seconds(run) for run in runs}
+    own = {run.cell.id: run.tail.recent(STEP_SECONDS, RECENT_STEPS) for run in runs}
     by_model: dict[str, list[float]] = {}
     for run in runs:
         by_model.setdefault(run.cell.model_name, []).extend(own[run.cell.id])
@@ -137,11 +139,6 @@ def grid_seconds_left(runs: Sequence[CellRun]) -> float | None:
             cells.append(seconds + per_evaluation * sum(work.kind == "evaluate" for work in run.left))
     at_once = max(1, sum(len(run.busy) for run in runs))
     return max([sum(cells) / at_once, *cells], default=0.0)
-
-
-def _recent_step_seconds(run: CellRun) -> list[float]:
-    recent = sorted(run.tail.steps)[-RECENT_STEPS:]
-    return [run.tail.steps[step][STEP_SECONDS] for step in recent if STEP_SECONDS in run.tail.steps[step]]
 
 
 def _number(value: float | None) -> str:

@@ -10,26 +10,38 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.ledger import Busy, CellDir, hold
+from orchestrator import leases
+from orchestrator.failures import Failure, Kind, classify
+from orchestrator.ledger import CellDir, damage, stop_requested
 
 TRAIN = "trainers.grpo:train"
+TRAIN_ON_WORKERS = "trainers.workers:train_on_workers"
 EVALUATE = "orchestrator.tasks:evaluate_checkpoint"
 
 ORPHAN_WAIT_S = 60.0
-"""How long to wait for the lock of a worker whose command was killed and that is about to notice."""
+"""How long to wait for the lease of a worker whose command was killed and that is about to notice."""
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Why a task ended without its result; `retry` when trying again may help."""
+class Functions:
+    """What does the work, as `module:function` each.
 
-    reason: str
-    retry: bool = False
+    Attributes:
+        train: trains a cell in the task's own process.
+        train_on_workers: trains a cell on a gang of processes that it starts.
+        evaluate: evaluates a checkpoint.
+    """
+
+    train: str = TRAIN
+    train_on_workers: str = TRAIN_ON_WORKERS
+    evaluate: str = EVALUATE
 
 
 @dataclass(frozen=True)
@@ -40,8 +52,8 @@ class Setting:
         cell: the cell's directory.
         root: working directory; relative model paths start here.
         data_dir: local data files, or None.
-        cpus: cores that the task was given, and its number of threads.
-        gpus: GPUs that the task was given.
+        cpus, gpus: what each worker was given; the cores are also its number of threads.
+        nodes: the node id of each worker of the task.
         function: `module:function` that does the work.
     """
 
@@ -50,36 +62,51 @@ class Setting:
     data_dir: Path | None
     cpus: int
     gpus: float
+    nodes: tuple[str, ...]
     function: str
 
 
 def train_cell(setting: Setting, config: dict[str, Any], keep_steps: tuple[int, ...]) -> Failure | None:
-    """Train a cell to its end. Its lock sees to it that no two processes ever train the same one."""
-    with _worker(setting):
-        try:
-            with hold(setting.cell.training, wait_s=ORPHAN_WAIT_S):
-                train = _resolve(setting.function)
-                train(setting.cell.path, config, data_dir=setting.data_dir, keep_steps=keep_steps)
-        except Busy:
-            return Failure("another process is still training this cell", retry=True)
-        except Exception as error:
-            return _failure(error)
-    return None
+    """Train a cell to its end, or to where it is asked to stop.
+
+    Its lease sees to it that no two processes ever train the same cell.
+    """
+    cell = setting.cell
+    options: dict[str, Any] = {"data_dir": setting.data_dir, "keep_steps": keep_steps}
+    if len(setting.nodes) == 1:
+        options["should_stop"] = partial(stop_requested, cell)
+    else:
+        options |= {
+            "num_workers": len(setting.nodes),
+            "cpus_per_worker": setting.cpus,
+            "gpus_per_worker": setting.gpus,
+            "node_ids": setting.nodes,
+            "stop_file": cell.stop_request,
+        }
+    return _work(setting, cell.training, lambda train: train(cell.path, config, **options))
 
 
 def evaluate(setting: Setting, step: int, evaluation: dict[str, Any]) -> Failure | None:
     """Evaluate one checkpoint of a cell; the summary in its folder is written last."""
     cell = setting.cell
-    with _worker(setting):
-        try:
-            with hold(cell.evaluation(step) / ".lock", wait_s=ORPHAN_WAIT_S):
-                run = _resolve(setting.function)
-                run(cell.checkpoint(step), evaluation, cell.evaluation(step), data_dir=setting.data_dir)
-        except Busy:
-            return Failure("another process is still evaluating this checkpoint", retry=True)
-        except Exception as error:
-            return _failure(error)
-    return None
+    checkpoint, out = cell.checkpoint(step), cell.evaluation(step)
+    failure = _work(
+        setting,
+        cell.evaluating(step),
+        lambda run: run(checkpoint, evaluation, out, data_dir=setting.data_dir),
+    )
+    if failure is not None and (why := damage(checkpoint)):
+        return Failure(Kind.DAMAGED, f"the checkpoint cannot be read ({why})")
+    return failure
+
+
+def post_mortem(lease: Path) -> bool:
+    """See to it that the holder of a task's lease on this host is dead; whether memory ran out since it began."""
+    found = leases.holder(lease)
+    if found is None or found.host != leases.this_host():
+        return False
+    leases.kill_holder(lease)
+    return leases.oom_kills() > found.oom_kills
 
 
 def evaluate_checkpoint(
@@ -99,12 +126,26 @@ def evaluate_checkpoint(
     )
 
 
-def _failure(error: Exception) -> Failure:
-    """Words for the person, with the traceback in the log. Trouble with files or the network may pass."""
-    traceback.print_exc()
-    lines = str(error).strip().splitlines() or ["no message"]
-    passing = isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError)
-    return Failure(f"{type(error).__name__}: {lines[0]}", retry=passing)
+def _work(setting: Setting, lease: Path, do: Callable[[Callable[..., Any]], Any]) -> Failure | None:
+    """Do the work under its lease. A failure is returned in words, with the traceback in the log."""
+    with _worker(setting):
+        try:
+            with leases.hold(lease, wait_s=ORPHAN_WAIT_S, on_lost=_end_process):
+                print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {setting.function}, process {os.getpid()}")
+                _flush()
+                do(_resolve(setting.function))
+        except leases.Busy:
+            return Failure(Kind.IN_USE, "another process is still at it")
+        except Exception as error:
+            with suppress(OSError):  # the disk may be full
+                traceback.print_exc()
+            return classify(error)
+    return None
+
+
+def _end_process() -> None:
+    """Another process has taken over, since this one was not heard of: two must not go on."""
+    os._exit(1)
 
 
 @contextmanager
@@ -149,8 +190,9 @@ def _use_threads(number: int) -> None:
 
 
 def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # the log's disk may be full
+            stream.flush()
 
 
 def _resolve(name: str) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ NAMES = Names(RULE_NAMES, ("gen_chains", "gen_stories"), ("gen_short", "gen_long
 GOOD = """\
 models:
   small: {path: small, template: qa}
-  large: {hub_id: some/large, revision: abc, template: boxed, cpus: 4, gpus: 8, eval_gpus: 1}
+  large: {hub_id: some/large, revision: abc, template: boxed, workers: 8, cpus: 4, gpus: 1, eval_gpus: 1}
 benchmarks:
   gen_short: {samples: 4, max_tokens: 64}
 grids:
@@ -63,7 +63,7 @@ def errors(path: Path) -> list[str]:
         ("path: small", "pathh: small", "2: models.small.pathh: unknown key 'pathh'; did you mean 'path'?"),
         ("template: qa", "template: qaa", "2: models.small.template: unknown template 'qaa'; did you mean 'qa'?"),
         ("{path: small, ", "{", "2: models.small: give one of path, hub_id and package"),
-        ("gpus: 8", "gpus: many", "3: models.large.gpus: input should be a valid number"),
+        ("gpus: 1,", "gpus: many,", "3: models.large.gpus: input should be a valid number"),
         ("gen_short: {s", "gen_shrt: {s", "5: benchmarks.gen_shrt: unknown benchmark 'gen_shrt'; did you mean"),
         ("rules: [sequence", "rules: [sequense", "8: grids.main.rules.0: unknown rule 'sequense'; did you mean"),
         ("[small, large]", "[small, larg]", "9: grids.main.models.1: unknown model 'larg'; did you mean 'large'?"),
@@ -73,6 +73,10 @@ def errors(path: Path) -> list[str]:
         ("learning_rate: 1e-3", "learning_rate: fast", "14: grids.main.train.learning_rate: input should be"),
         ("large: {learning_rate: 1}", "large: {group_size: x}", "16: grids.main.overrides.large.group_size: input"),
         ("large: {learning_rate: 1}", "lage: {}", "16: grids.main.overrides.lage: unknown model or data set 'lage'"),
+        ("    evaluate:", "    priorities: {larg: 1}\n    evaluate:", "17: grids.main.priorities.larg: unknown model"),
+        ("    evaluate:", "    max_cells: 0\n    evaluate:", "17: grids.main.max_cells: input should be greater"),
+        ("    evaluate:", "    hang_after_s: 0\n    evaluate:", "17: grids.main.hang_after_s: input should be greater"),
+        ("workers: 8", "workers: 0", "3: models.large.workers: input should be greater than 0"),
         ("12, last", "99, last", "18: grids.main.evaluate.at.2: there is no step 99: training ends at step 20"),
         ("[first, 0.25", "[frist, 0.25", "18: grids.main.evaluate.at.0: give first, middle, last, a fraction"),
         ("gen_long]", "heldout]", "19: grids.main.evaluate.benchmarks.1: unknown benchmark 'heldout'"),
@@ -125,7 +129,21 @@ def test_a_cell_is_resolved_whole(write):
             {"name": "heldout", "dataset": "gen_chains", "samples": 2, "temperature": 0.5},
         ],
     }  # fmt: skip
-    assert (cell.model.gpus, cell.model.eval_gpus) == (8, 1)
+    assert (cell.model.workers, cell.model.gpus, cell.model.eval_gpus) == (8, 1, 1)
+    assert (cell.retries, cell.retry_wait_s, cell.hang_after_s, cell.max_cells, cell.priority) == (3, 10, None, None, 0)
+
+
+def test_higher_priorities_come_first_and_comparisons_stay_together(write):
+    limits = "    priorities: {large: 2, gen_stories: 1}\n    max_cells: 4\n    hang_after_s: 60\n    evaluate:"
+    cells = expand(load_config(write(GOOD.replace("    evaluate:", limits)), NAMES), "main")
+    assert [(cell.priority, *cell.comparison) for cell in cells[::3]] == [
+        (3, "large", "gen_stories", 0), (3, "large", "gen_stories", 1),
+        (2, "large", "gen_chains", 0), (2, "large", "gen_chains", 1),
+        (1, "small", "gen_stories", 0), (1, "small", "gen_stories", 1),
+        (0, "small", "gen_chains", 0), (0, "small", "gen_chains", 1),
+    ]  # fmt: skip
+    assert all(len({cell.comparison for cell in cells[i : i + 3]}) == 1 for i in range(0, 24, 3))
+    assert {(cell.max_cells, cell.hang_after_s) for cell in cells} == {(4, 60)}
 
 
 def test_the_overrides_concern_their_own_model_only(write):
@@ -187,6 +205,8 @@ def test_what_does_not_train_leaves_the_identity_alone_and_what_does_changes_it(
 
     before = ids(GOOD)
     assert ids(GOOD.replace("cpus: 4", "cpus: 2").replace("samples: 4", "samples: 8")) == before
+    assert ids(GOOD.replace("workers: 8, cpus: 4, gpus: 1", "workers: 2, cpus: 1, gpus: 4")) == before
+    assert ids(GOOD.replace("    evaluate:", "    max_cells: 1\n    retries: 9\n    evaluate:")) == before
     assert ids("# a comment\n" + GOOD.replace("1e-3", "0.001")) == before
     assert ids(GOOD.replace("    train:", "    scope: group\n    train:")) == before
     changed = ids(GOOD.replace("steps: 20", "steps: 21"))

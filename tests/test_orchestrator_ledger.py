@@ -2,23 +2,22 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from orchestrator import ledger
+from orchestrator.cells import look_up
 from orchestrator.config import ModelEntry
 from orchestrator.grid import Cell, canonical_json
-from orchestrator.ledger import Busy, LedgerError, MetricsTail, Work
+from orchestrator.ledger import LedgerError, MetricsTail, Work
 
 
 @pytest.fixture
 def cell() -> Cell:
     return Cell(
         id="token-m-d-s0-00000000",
-        config={"grid": "g", "rule": "token", "seed": 0, "train": {"steps": 8}},
+        config={"grid": "g", "rule": "token", "seed": 0, "train": {"steps": 8, "micro_batch_tokens": 4096}},
         evaluate_steps=(0, 4, 8),
         evaluation={"benchmarks": [{"name": "gen_short"}]},
         model=ModelEntry(path="m", template="qa"),
@@ -49,30 +48,34 @@ def test_a_new_cell_has_its_config_and_is_pending(folder, cell):
     assert state.since == state.created
 
 
+def left(cell, folder) -> list[Work]:
+    return look_up(folder.path.parent.parent, cell).left
+
+
 def test_the_work_left_is_what_the_files_lack(folder, cell):
     evaluations = [Work("evaluate", step) for step in (0, 4, 8)]
-    assert ledger.work_left(cell, folder) == [Work("train", 8), *evaluations]
+    assert left(cell, folder) == [Work("train", 8), *evaluations]
     checkpoint(folder, 4)
     checkpoint(folder, 8, whole=False)
     evaluated(cell, folder, 4)
     assert ledger.complete_checkpoints(folder) == [4]
-    assert ledger.work_left(cell, folder) == [Work("train", 8), evaluations[0], evaluations[2]]
+    assert left(cell, folder) == [Work("train", 8), evaluations[0], evaluations[2]]
     (folder.checkpoint(8) / ledger.COMPLETE).touch()
     evaluated(cell, folder, 0)
     evaluated(cell, folder, 8)
-    assert ledger.work_left(cell, folder) == []
+    assert left(cell, folder) == []
 
 
 def test_a_state_that_says_done_does_not_make_a_cell_done(folder, cell):
     ledger.write_state(folder, "done", "so it says")
-    assert len(ledger.work_left(cell, folder)) == 4
+    assert len(left(cell, folder)) == 4
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"metrics": 3}', "[]", "null", "\x00\xff"])
 def test_a_damaged_summary_is_work_again(folder, cell, content):
     evaluated(cell, folder, 4)
     folder.summary(4).write_text(content)
-    assert Work("evaluate", 4) in ledger.work_left(cell, folder)
+    assert Work("evaluate", 4) in left(cell, folder)
 
 
 def test_other_settings_ask_for_a_new_evaluation(folder, cell):
@@ -193,20 +196,32 @@ def test_the_tail_starts_over_when_the_file_was_cut_back_or_replaced(folder):
     assert tail.non_finite[8] == ["y"]
 
 
-def test_a_lock_is_exclusive_and_dies_with_its_process(tmp_path):
-    path = tmp_path / "lock"
-    assert not ledger.is_held(path)
-    code = f"from pathlib import Path; from orchestrator.ledger import take\nlock = take(Path({str(path)!r}))\n"
-    code += "print('held', flush=True)\nimport time; time.sleep(60)"
-    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout.readline() == "held\n"
-        assert ledger.is_held(path)
-        with pytest.raises(Busy), ledger.hold(path, wait_s=0.2):
-            pass
-    finally:
-        holder.kill()
-        holder.wait()
-    with ledger.hold(path, wait_s=5):
-        assert ledger.is_held(path)
-    assert not ledger.is_held(path)
+def test_a_finished_cell_keeps_its_last_steps_and_its_totals(folder):
+    line = '{"step": %d, "metrics": {"perf/step_s": %d, "reward/mean": 0.5}}\n'
+    folder.metrics.write_text("".join(line % (step, step) for step in range(1, 101)))
+    tail = MetricsTail(folder)
+    tail.read()
+    assert tail.recent("perf/step_s", 3) == [98, 99, 100]
+    assert tail.total("perf/step_s") == 5050
+    tail.forget()
+    assert sorted(tail.steps) == [96, 97, 98, 99, 100]
+    assert (tail.last_step, tail.total("perf/step_s"), tail.recent("perf/step_s", 3)) == (100, 5050, [98, 99, 100])
+
+
+def test_requests_to_end_a_cell_stand_in_its_folder_until_they_are_cleared(tmp_path, cell):
+    folder = ledger.cell_dir(tmp_path, cell)
+    assert not ledger.stop_requested(folder)
+    ledger.request_stop(folder)
+    assert (ledger.stop_requested(folder), ledger.cancel_requested(folder)) == (True, False)
+    ledger.request_cancel(folder)
+    assert ledger.cancel_requested(folder)
+    ledger.clear_requests(folder)
+    assert not ledger.stop_requested(folder) and not ledger.cancel_requested(folder)
+
+
+def test_the_micro_batch_is_halved_down_to_the_smallest_and_stays_so(folder, cell):
+    assert ledger.micro_batch_tokens(cell, folder) == 4096
+    assert [ledger.reduce_micro_batch_tokens(cell, folder) for _ in range(5)] == [2048, 1024, 512, 256, None]
+    assert ledger.micro_batch_tokens(cell, folder) == 256
+    folder.memory.write_text("{")
+    assert ledger.micro_batch_tokens(cell, folder) == 4096

@@ -1,7 +1,7 @@
 """Grids run end to end on Ray with MLflow, both real; only the trainer and the evaluator are small stand-ins.
 
 The stand-ins keep the contract of the real ones: they append metrics, write whole checkpoints, resume from the newest,
-and write a summary last. Files in the working directory tell them to be slow, to die, or to fail.
+and write a summary last. Files in the working directory tell them to be slow, to die, to hang, or to fail.
 """
 
 import json
@@ -17,9 +17,15 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from orchestrator import ledger
+from orchestrator.cells import look_up
 from orchestrator.cli import app
 from orchestrator.cluster import ENVIRONMENT
-from orchestrator.ledger import is_held
+from orchestrator.config import load_config
+from orchestrator.grid import expand
+from orchestrator.leases import is_held
+from orchestrator.results import describe
+from orchestrator.run_grid import run_grid
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
@@ -28,6 +34,7 @@ EVERY = 4
 GRID = f"""\
 models:
   tiny: {{path: tiny, template: qa}}
+  pair: {{path: tiny, template: qa, workers: 2}}
   big: {{path: tiny, template: qa, gpus: 8}}
 grids:
   demo:
@@ -37,6 +44,16 @@ grids:
     train: {{steps: {STEPS}, checkpoint_every: {EVERY}}}
     evaluate: {{benchmarks: [gen_short]}}
     retries: 1
+    retry_wait_s: 0.2
+  troubled:
+    rules: [sequence, token, balanced]
+    models: [tiny, pair]
+    datasets: [gen_chains]
+    train: {{steps: {STEPS}, checkpoint_every: {EVERY}, micro_batch_tokens: 2048}}
+    evaluate: {{at: [last], benchmarks: [gen_short]}}
+    retries: 2
+    retry_wait_s: 0.2
+    hang_after_s: 2
   gpus:
     rules: [token]
     models: [big]
@@ -46,7 +63,7 @@ grids:
 STAND_INS = ("--train", "test_orchestrator_run:train", "--evaluate", "test_orchestrator_run:evaluate")
 
 
-def train(cell_dir: Path, cell: dict, *, data_dir=None, keep_steps=()) -> None:
+def train(cell_dir: Path, cell: dict, *, data_dir=None, keep_steps=(), should_stop=lambda: False) -> None:
     """Reward is a known function of rule and step; a resumed step is not logged twice."""
     done = max(
         (int(marker.parent.name[5:]) for marker in (cell_dir / "checkpoints").glob("step-*/COMPLETE")), default=0
@@ -54,6 +71,10 @@ def train(cell_dir: Path, cell: dict, *, data_dir=None, keep_steps=()) -> None:
     print(f"pid {os.getpid()} threads {os.environ['OMP_NUM_THREADS']} from {done}")
     if Path(f"fail-{cell['rule']}").exists():
         raise ValueError("no such problem\nand more words")
+    if Path(f"nan-{cell['rule']}").exists():
+        raise FloatingPointError("the gradient norm is nan at step 1")
+    if Path(f"memory-{cell['rule']}").exists() and cell["train"]["micro_batch_tokens"] > 512:
+        raise MemoryError("no room")
     mark(cell_dir, 0)
     metrics = cell_dir / "metrics.jsonl"
     for step in range(done + 1, STEPS + 1):
@@ -65,10 +86,37 @@ def train(cell_dir: Path, cell: dict, *, data_dir=None, keep_steps=()) -> None:
                 file.write(json.dumps({"step": step, "metrics": expected_metrics(cell["rule"], step)}) + "\n")
         if step % EVERY == 0 or step in keep_steps or step == STEPS:
             mark(cell_dir, step)
+        if should_stop():
+            mark(cell_dir, step)
+            return
+        if step == 6 and Path(f"hang-{cell['rule']}").exists():
+            Path(f"hang-{cell['rule']}").unlink()
+            os.kill(os.getpid(), signal.SIGSTOP)
         if step == 6 and Path(f"die-{cell['rule']}").exists():
             if Path(f"die-{cell['rule']}").read_text() == "once":
                 Path(f"die-{cell['rule']}").unlink()
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_on_workers(
+    cell_dir: Path, cell: dict, *, num_workers, cpus_per_worker, gpus_per_worker, node_ids, stop_file, **options
+) -> None:
+    """A gang as Ray Train makes one: an actor owns the placement group, so that the group ends with the task."""
+    import ray
+
+    @ray.remote(num_cpus=0)
+    class Controller:
+        def run(self) -> list[str]:
+            bundle = {"CPU": cpus_per_worker} | ({"GPU": gpus_per_worker} if gpus_per_worker else {})
+            where = [{"ray.io/node-id": node} for node in node_ids]
+            group = ray.util.placement_group([bundle] * num_workers, "PACK", bundle_label_selector=where)
+            ray.get(group.ready())
+            nodes = ray.util.placement_group_table(group)["bundles_to_node_id"]
+            (cell_dir / "gang").write_text(" ".join(nodes.values()))
+            train(cell_dir, cell, should_stop=stop_file.exists, **options)
+            ray.util.remove_placement_group(group)
+
+    ray.get(Controller.remote().run.remote())
 
 
 def evaluate(checkpoint: Path, evaluation: dict, out_dir: Path, *, data_dir=None) -> None:
@@ -128,6 +176,17 @@ def project(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(folder)
     return folder
+
+
+def join(cluster, monkeypatch) -> None:
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
+
+
+def run_options(project: Path) -> dict:
+    module = "test_orchestrator_run"
+    functions = {name: f"{module}:{name}" for name in ("train", "train_on_workers", "evaluate")}
+    return {"root": project, "runs_dir": project / "runs", "data_dir": None} | functions
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -225,17 +284,9 @@ def test_a_killed_grid_goes_on_and_two_commands_share_it(project, monkeypatch):
 
 
 def test_failures_cost_their_own_cell_and_an_interrupt_keeps_what_is_done(project, cluster, monkeypatch):
-    for name, value in cluster.items():
-        monkeypatch.setenv(name, value)
-    from orchestrator.config import load_config
-    from orchestrator.grid import expand
-    from orchestrator.results import describe
-    from orchestrator.run_grid import run_grid
-    from orchestrator.schedule import look_up
-
+    join(cluster, monkeypatch)
     cells = expand(load_config(project / "experiments.yaml"), "demo")
-    runs_dir = project / "runs"
-    options = {"root": project, "runs_dir": runs_dir, "data_dir": None, "train": STAND_INS[1], "evaluate": STAND_INS[3]}
+    runs_dir, options = project / "runs", run_options(project)
 
     # One cell raises, one is killed and comes back, one finds its state damaged.
     (project / "fail-sequence").touch()
@@ -290,9 +341,64 @@ def test_failures_cost_their_own_cell_and_an_interrupt_keeps_what_is_done(projec
     assert mlflow_points(project) == expected_points()
 
 
+def test_each_failure_meets_its_policy_and_gangs_are_placed_whole(project, cluster, monkeypatch):
+    join(cluster, monkeypatch)
+    cells = expand(load_config(project / "experiments.yaml"), "troubled")
+    sequence, token, balanced, gang_sequence, gang_token, gang_balanced = cells
+    for name in ("hang-sequence", "memory-token", "nan-balanced"):
+        (project / name).touch()
+    console = Console(record=True, width=300, file=(project / "out.txt").open("w"))
+    outcome = run_grid(cells, console=console, **run_options(project))
+    text = console.export_text()
+    assert outcome.failed == (balanced.id, gang_balanced.id)
+    why = "training: FloatingPointError: the gradient norm is nan at step 1; lower train.learning_rate, or use float32"
+    for cell in (balanced, gang_balanced):
+        assert describe(look_up(project / "runs", cell)) == ("failed", why)
+        assert f"{cell.id}: failed: {why}" in text
+
+    assert f"{sequence.id}: training: no progress for 2 s; going on from the checkpoint of step 5" in text
+    for cell in (token, gang_token):
+        for attempt, tokens in enumerate((1024, 512), start=1):
+            smaller = f"with micro-batches of {tokens} tokens from now on (retry {attempt} of 2)"
+            assert any(cell.id in line and smaller in line for line in text.splitlines())
+        run = look_up(project / "runs", cell)
+        assert ledger.micro_batch_tokens(cell, run.folder) == 512
+        assert "with micro-batches of 512 tokens from now on" in run.folder.log.read_text()
+        assert json.loads(run.folder.config.read_text())["train"]["micro_batch_tokens"] == 2048
+    for cell in (sequence, token, gang_sequence, gang_token):
+        run = look_up(project / "runs", cell)
+        assert describe(run)[0] == "done"
+        assert run.tail.steps == {step: expected_metrics(cell.rule, step) for step in range(1, STEPS + 1)}
+    for cell in (gang_sequence, gang_token):
+        nodes = (project / "runs" / "troubled" / cell.id / "gang").read_text().split()
+        assert len(nodes) == 2 and len(set(nodes)) == 1
+
+
+def test_a_person_stops_one_cell_and_cancels_another_and_a_later_run_goes_on(project, cluster, monkeypatch):
+    join(cluster, monkeypatch)
+    cells = expand(load_config(project / "experiments.yaml"), "demo")
+    (project / "slow").touch()
+    command = start("run", *STAND_INS)
+    folders = [look_up(project / "runs", cell).folder for cell in cells]
+    wait_for(lambda: all(len(ledger.read_metrics(folder)) >= 2 for folder in folders[:2]))
+    ledger.request_stop(folders[0])
+    ledger.request_cancel(folders[1])
+    ledger.request_stop(folders[2])
+    out, errors = command.communicate(timeout=180)
+    assert "0 of 3 cells done, 3 stopped" in out, out + errors
+    stopped, cancelled, never_started = (look_up(project / "runs", cell) for cell in cells)
+    assert [describe(run)[0] for run in (stopped, cancelled, never_started)] == ["stopped", "cancelled", "stopped"]
+    assert stopped.newest_checkpoint == stopped.trained_steps >= 2
+    assert never_started.trained_steps == 0
+    (project / "slow").unlink()
+    console = Console(file=(project / "out.txt").open("w"))
+    outcome = run_grid(cells, console=console, **run_options(project))
+    assert (outcome.failed, outcome.halted) == ((), ())
+    assert mlflow_points(project) == expected_points()
+
+
 def test_gpus_that_are_not_there_are_refused_before_anything_starts(project, cluster, monkeypatch):
-    for name, value in cluster.items():
-        monkeypatch.setenv(name, value)
+    join(cluster, monkeypatch)
     result = CliRunner().invoke(app, ["run", "--grid", "gpus"])
     assert result.exit_code == 2
     assert "training of big asks for 1 CPU and 8 GPUs on one node" in result.stderr
