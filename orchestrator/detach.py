@@ -1,0 +1,67 @@
+"""How does a grid run on after its terminal is gone? The same command, in a session of its own, with a log file."""
+
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from orchestrator.errors import UserError
+
+FIRST_WORDS_S = 60.0
+"""How long to wait for the command's first line, which says that it has started or what is wrong."""
+
+LAST_WORDS_S = 0.5
+"""How long a command that complains takes to end."""
+
+
+def start_detached(arguments: Sequence[str], runs_dir: Path, grid: str) -> tuple[int, Path]:
+    """Start `balagg ARGUMENTS` in its own session.
+
+    Args:
+        arguments: of the command line, without `--detach`.
+        runs_dir, grid: the log file goes to `runs/<grid>/run-<time>.log`.
+
+    Returns:
+        process id and log file.
+
+    Raises:
+        UserError: it ended at once with an error; says what it said.
+    """
+    log = runs_dir / grid / f"run-{datetime.now():%Y%m%d-%H%M%S}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + FIRST_WORDS_S
+    while process.poll() is None and not log.stat().st_size and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(LAST_WORDS_S)
+    if process.poll():
+        raise UserError(f"the command ended at once with exit status {process.returncode}:\n{log.read_text().strip()}")
+    return process.pid, log
+
+
+def how_to_watch(pid: int, log: Path, which: Sequence[str]) -> str:
+    """What to type to see how far it is, and to end it.
+
+    Args:
+        which: the options of the command that say which cells are meant.
+    """
+    chosen = shlex.join(which)
+    return "\n".join(
+        [
+            f"running as process {pid}, also when this terminal is closed",
+            f"  watch:  balagg status --watch {chosen}".rstrip(),
+            f"          tail -f {shlex.quote(str(log))}",
+            f"  stop:   balagg stop {chosen}".rstrip(),
+            f"          kill {pid}   (at once; the next run goes on from the last checkpoints)",
+        ]
+    )

@@ -1,0 +1,141 @@
+"""Commands that outlive their terminal or use existing checkpoints; on real Ray and MLflow, with stand-in work."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from test_orchestrator_run import STAND_INS
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+GRID = """\
+models: {tiny: {path: tiny, template: qa}}
+benchmarks: {gen_long: {limit: 7}}
+grids:
+  demo:
+    rules: [sequence, token]
+    models: [tiny]
+    datasets: [gen_chains]
+    train: {steps: 10, checkpoint_every: 4}
+    evaluate: {benchmarks: [gen_short]}
+"""
+
+
+def evaluate(checkpoint: Path, evaluation: dict, out_dir: Path, *, data_dir=None) -> None:
+    """Every benchmark of a checkpoint scores its step / 100; the base model's evaluations leave a trace."""
+    step = int(checkpoint.name[5:])
+    print(f"scored {checkpoint.parent.parent.name} step {step}")
+    benchmarks = {entry["name"]: entry for entry in evaluation["benchmarks"] if "dataset" not in entry}
+    metrics = {f"eval/{name}_avg_at_1": step / 100 for name in benchmarks}
+    rows = [{"id": "p", "sample": 0, "correct": True, "reason": "correct", "tokens": 5, "truncated": False}]
+    scores = {}
+    for name, entry in benchmarks.items():
+        (out_dir / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        problems = entry.get("limit", 200)
+        scores[name] = {"k": 1, "problems": problems, "problems_digest": f"first-{problems}", "source": "made up"}
+    summary = {"step": step, "metrics": metrics | {"eval/mean": step / 100}, "benchmarks": scores}
+    (out_dir / ".summary").write_text(json.dumps(summary))
+    (out_dir / ".summary").replace(out_dir / "summary.json")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "tiny").mkdir()
+    (folder / "tiny" / "config.json").write_text("{}")
+    (folder / "experiments.yaml").write_text(GRID)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def surroundings(project, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(project)
+
+
+def balagg(*arguments: str, status: int = 0) -> str:
+    command = [sys.executable, "-m", "orchestrator.cli", *arguments]
+    ended = subprocess.run(command, text=True, capture_output=True, timeout=120)
+    assert ended.returncode == status, ended.stdout + ended.stderr
+    return ended.stdout + ended.stderr
+
+
+def stored_points(project: Path) -> dict[tuple[str, str, int], float]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{project / 'mlruns' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("balagg-demo")
+    return {
+        (run.data.params["rule"], key, point.step): point.value
+        for run in client.search_runs([experiment.experiment_id])
+        for key in run.data.metrics
+        for point in client.get_metric_history(run.info.run_id, key)
+    }
+
+
+def test_a_detached_run_goes_on_in_a_session_of_its_own(project):
+    said = balagg("run", "--detach", *STAND_INS[:2], "--evaluate", "test_orchestrator_cli:evaluate")
+    pid = int(said.split("running as process ")[1].split(",")[0])
+    log = Path(said.split("tail -f ")[1].split("\n")[0])
+    assert "  watch:  balagg status --watch\n" in said
+    assert "  stop:   balagg stop\n" in said
+    assert os.getsid(pid) == pid != os.getsid(0)
+    process = psutil.Process(pid)
+    assert process.terminal() is None
+    deadline = time.monotonic() + 120
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert log.parent == project / "runs" / "demo"
+    assert "2 of 2 cells done" in log.read_text()
+    assert stored_points(project)["token", "eval/gen_short_avg_at_1", 10] == 0.1
+
+
+def test_a_detached_run_that_cannot_start_says_so(project):
+    said = balagg("run", "--detach", "--grid", "dmo", status=2)
+    assert said.startswith("experiments.yaml: unknown grid 'dmo'; did you mean 'demo'?")
+    os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"
+    said = balagg("run", "--detach", status=2)
+    assert said.startswith("the command ended at once with exit status 2:\ncannot use the MLflow store http://127.0")
+    assert "Traceback" not in said
+
+
+def test_existing_checkpoints_are_scored_later(project):
+    """After the detached run: checkpoints of steps 0, 4, 5, 8 and 10; the grid has evaluated 0, 5 and 10."""
+    before = stored_points(project)
+    function = ("--evaluate", "test_orchestrator_cli:evaluate")
+    said = balagg("evaluate-checkpoints", "--only", "rule=token", *function)
+    assert "2 of 5 evaluations are missing" in said
+    after = stored_points(project)
+    assert {key: value for key, value in after.items() if key not in before} == {
+        ("token", metric, step): step / 100 for metric in ("eval/mean", "eval/gen_short_avg_at_1") for step in (4, 8)
+    }
+
+    # Another benchmark: with its own settings, beside the grid's, and the base model once for all cells.
+    arguments = ("evaluate-checkpoints", "--benchmarks", "gen_long", "--steps", "0,10", *function)
+    said = balagg(*arguments)
+    assert "4 of 4 evaluations are missing" in said
+    assert said.count(": step 0 on gen_long: done") == 2
+    logs = "".join(file.read_text() for file in project.glob("runs/demo/*/log.txt"))
+    assert logs.count("step 0\n") == 2, "once by the grid, and once now"
+    scores = stored_points(project)
+    assert {key: value for key, value in scores.items() if key not in after} == {
+        (rule, "eval/gen_long_avg_at_1", step): step / 100 for rule in ("token", "sequence") for step in (0, 10)
+    }
+    (settings,) = project.glob("runs/demo/token-*/evals/gen_long/step-10/settings.json")
+    assert json.loads(settings.read_text())["benchmarks"] == [{"name": "gen_long", "limit": 7}]
+    assert "0 of 4 evaluations are missing" in balagg(*arguments)
+
+    # A store that never heard of any of it gets the same from the files.
+    for file in (project / "mlruns").glob("mlflow.db*"):
+        file.unlink()
+    assert "2 of 2 cells done" in balagg("run")
+    assert stored_points(project) == scores
