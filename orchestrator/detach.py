@@ -10,11 +10,11 @@ from pathlib import Path
 
 from orchestrator.errors import UserError
 
-FIRST_WORDS_S = 60.0
-"""How long to wait for the command's first line, which says that it has started or what is wrong."""
+STARTED = ("work left", "cells done")
+"""What a run says once it has checked everything that a person may have got wrong."""
 
-LAST_WORDS_S = 0.5
-"""How long a command that complains takes to end."""
+CHECKS_S = 120.0
+"""How long to wait for that, while the cluster and the MLflow store are asked."""
 
 
 def start_detached(arguments: Sequence[str], runs_dir: Path, grid: str) -> tuple[int, Path]:
@@ -40,10 +40,11 @@ def start_detached(arguments: Sequence[str], runs_dir: Path, grid: str) -> tuple
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    deadline = time.monotonic() + FIRST_WORDS_S
-    while process.poll() is None and not log.stat().st_size and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(LAST_WORDS_S)
+    deadline = time.monotonic() + CHECKS_S
+    while process.poll() is None and time.monotonic() < deadline:
+        if any(words in log.read_text() for words in STARTED):
+            break
+        time.sleep(0.1)
     if process.poll():
         raise UserError(f"the command ended at once with exit status {process.returncode}:\n{log.read_text().strip()}")
     return process.pid, log

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_orchestrator_run import STAND_INS
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+EVALUATE = ("--evaluate", "test_orchestrator_cli:evaluate")
 GRID = """\
 models: {tiny: {path: tiny, template: qa}}
 benchmarks: {gen_long: {limit: 7}}
@@ -52,20 +52,41 @@ def project(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(autouse=True)
-def surroundings(project, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
-    for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(project)
+@pytest.fixture(scope="module")
+def surroundings(tmp_path_factory):
+    """A home of its own, and nothing said about servers."""
+    names = ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")
+    inherited = {name: value for name, value in os.environ.items() if name not in names}
+    return inherited | {"HOME": str(tmp_path_factory.mktemp("home")), "PYTHONPATH": PYTHONPATH}
 
 
-def balagg(*arguments: str, status: int = 0) -> str:
-    command = [sys.executable, "-m", "orchestrator.cli", *arguments]
-    ended = subprocess.run(command, text=True, capture_output=True, timeout=120)
-    assert ended.returncode == status, ended.stdout + ended.stderr
-    return ended.stdout + ended.stderr
+@pytest.fixture(scope="module")
+def balagg(project, surroundings):
+    def run(*arguments: str, status: int = 0, **environment: str) -> str:
+        ended = subprocess.run(
+            [sys.executable, "-m", "orchestrator.cli", *arguments],
+            cwd=project, env=surroundings | environment, text=True, capture_output=True, timeout=240,
+        )  # fmt: skip
+        assert ended.returncode == status, ended.stdout + ended.stderr
+        return ended.stdout + ended.stderr
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def detached(project, balagg):
+    """A grid that ran detached to its end: what the command said, its session, its terminal, and its log.
+
+    It leaves checkpoints of steps 0, 4, 5, 8 and 10, of which the grid has evaluated 0, 5 and 10.
+    """
+    said = balagg("run", "--detach", "--train", "test_orchestrator_run:train", *EVALUATE)
+    process = psutil.Process(int(said.split("running as process ")[1].split(",")[0]))
+    session, terminal = os.getsid(process.pid), process.terminal()
+    deadline = time.monotonic() + 240
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return said, process.pid, session, terminal, Path(said.split("tail -f ")[1].split("\n")[0])
 
 
 def stored_points(project: Path) -> dict[tuple[str, str, int], float]:
@@ -81,38 +102,27 @@ def stored_points(project: Path) -> dict[tuple[str, str, int], float]:
     }
 
 
-def test_a_detached_run_goes_on_in_a_session_of_its_own(project):
-    said = balagg("run", "--detach", *STAND_INS[:2], "--evaluate", "test_orchestrator_cli:evaluate")
-    pid = int(said.split("running as process ")[1].split(",")[0])
-    log = Path(said.split("tail -f ")[1].split("\n")[0])
+def test_a_detached_run_goes_on_in_a_session_of_its_own(project, detached):
+    said, pid, session, terminal, log = detached
+    assert (session, terminal) == (pid, None)
     assert "  watch:  balagg status --watch\n" in said
     assert "  stop:   balagg stop\n" in said
-    assert os.getsid(pid) == pid != os.getsid(0)
-    process = psutil.Process(pid)
-    assert process.terminal() is None
-    deadline = time.monotonic() + 120
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
     assert log.parent == project / "runs" / "demo"
     assert "2 of 2 cells done" in log.read_text()
     assert stored_points(project)["token", "eval/gen_short_avg_at_1", 10] == 0.1
 
 
-def test_a_detached_run_that_cannot_start_says_so(project):
+def test_a_detached_run_that_cannot_start_says_so(balagg):
     said = balagg("run", "--detach", "--grid", "dmo", status=2)
     assert said.startswith("experiments.yaml: unknown grid 'dmo'; did you mean 'demo'?")
-    os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"
-    said = balagg("run", "--detach", status=2)
+    said = balagg("run", "--detach", "--seeds", "1", status=2, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     assert said.startswith("the command ended at once with exit status 2:\ncannot use the MLflow store http://127.0")
     assert "Traceback" not in said
 
 
-def test_existing_checkpoints_are_scored_later(project):
-    """After the detached run: checkpoints of steps 0, 4, 5, 8 and 10; the grid has evaluated 0, 5 and 10."""
+def test_existing_checkpoints_are_scored_later(project, detached, balagg):
     before = stored_points(project)
-    function = ("--evaluate", "test_orchestrator_cli:evaluate")
-    said = balagg("evaluate-checkpoints", "--only", "rule=token", *function)
+    said = balagg("evaluate-checkpoints", "--only", "rule=token", *EVALUATE)
     assert "2 of 5 evaluations are missing" in said
     after = stored_points(project)
     assert {key: value for key, value in after.items() if key not in before} == {
@@ -120,7 +130,7 @@ def test_existing_checkpoints_are_scored_later(project):
     }
 
     # Another benchmark: with its own settings, beside the grid's, and the base model once for all cells.
-    arguments = ("evaluate-checkpoints", "--benchmarks", "gen_long", "--steps", "0,10", *function)
+    arguments = ("evaluate-checkpoints", "--benchmarks", "gen_long", "--steps", "0,10", *EVALUATE)
     said = balagg(*arguments)
     assert "4 of 4 evaluations are missing" in said
     assert said.count(": step 0 on gen_long: done") == 2
