@@ -1,11 +1,22 @@
 """One worker, two workers, other micro-batches: the same run."""
 
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+
 import pytest
 
 from evals.engines import load_model
 from tests import distributed_cases
 from trainers import checkpoints
 from trainers.step_log import read_steps
+
+KILLS = int(os.environ.get("BALAGG_KILLS", "2"))
+"""Kills of the resume test; set it to 20 for a longer look."""
 
 
 def metrics(cell_dir):
@@ -39,3 +50,97 @@ def test_workers_and_micro_batches_change_nothing_but_rounding(recorded, tmp_pat
     reference = parameters(recorded / "cell")
     for name, parameter in parameters(tmp_path / "cell").items():
         assert float((parameter - reference[name]).abs().max()) <= 1e-5, name
+
+
+def kill_and_resume(cell_dir, cell, sizes, kills, seed):
+    """Start over and over, kill all workers at random moments, then run to the end; returns the steps seen at kills."""
+    moments = random.Random(seed)
+    reached = []
+    for number in range(kills):
+        before = checkpoints.complete_steps(cell_dir)
+        for cut in cell_dir.glob("checkpoints/*.partial"):
+            shutil.rmtree(cut)  # or it would pass for one of the next start's
+        processes = distributed_cases.start(cell_dir, cell, sizes[number % len(sizes)])
+        # Training begins when imports are over; then anything may be under way.
+        deadline = time.monotonic() + 120
+        while not progressed(cell_dir, before) and time.monotonic() < deadline and processes[0].poll() is None:
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0.0, 0.8))
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+        reached.append(max(checkpoints.complete_steps(cell_dir), default=0))
+    distributed_cases.run(cell_dir, cell, sizes[kills % len(sizes)])
+    return reached
+
+
+def progressed(cell_dir, before):
+    """Whether a checkpoint after a step was begun or ended since."""
+    new = {*checkpoints.complete_steps(cell_dir)} - {*before, 0}
+    return new or any(path.name != "step-0.partial" for path in cell_dir.glob("checkpoints/*.partial"))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_killed_at_random_moments_workers_end_with_the_same_bits(tmp_path, size):
+    cell = distributed_cases.cell(checkpoint_every=1, steps=8)
+    distributed_cases.run(tmp_path / "whole", cell, size)
+    reached = kill_and_resume(tmp_path / "killed", cell, [size], KILLS, seed=size)
+    assert max(reached) > 0
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
+    reference = parameters(tmp_path / "whole", step=8)
+    for name, parameter in parameters(tmp_path / "killed", step=8).items():
+        assert parameter.equal(reference[name]), name
+
+
+def test_a_run_goes_on_with_another_number_of_workers(recorded, tmp_path):
+    recording = recorded / "said.pickle"
+    half = distributed_cases.cell(checkpoint_every=5, keep_last=9)
+    distributed_cases.run(tmp_path / "cell", half, 2, recording)
+    shutil.rmtree(checkpoints.checkpoint_dir(tmp_path / "cell", 10))
+    distributed_cases.run(tmp_path / "cell", half, 1, recording)
+    reference = parameters(recorded / "cell")
+    for name, parameter in parameters(tmp_path / "cell").items():
+        assert float((parameter - reference[name]).abs().max()) <= 1e-5, name
+
+
+RAY_PROGRAM = """
+import json, sys
+from pathlib import Path
+import ray
+from trainers.workers import train_on_workers
+
+folder, cell, bad = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
+
+@ray.remote(num_cpus=0)
+def train(cell, name):
+    train_on_workers(folder / name, cell, num_workers=2, stop_file=folder / "stop")
+
+ray.get(train.remote(cell, "cell"))
+(folder / "stop").touch()
+ray.get(train.remote(cell | {"seed": 1}, "stopped"))
+try:
+    train_on_workers(folder / "bad", bad, num_workers=2)
+except ValueError as error:
+    print(error)
+print(ray.available_resources()["CPU"])
+"""
+
+
+def test_ray_train_starts_the_workers_and_reports_what_they_raise(tmp_path):
+    cell = distributed_cases.cell(steps=2)
+    bad = cell | {"dataset": {"name": "x"}}
+    told = subprocess.run(
+        [sys.executable, "-c", RAY_PROGRAM, str(tmp_path), json.dumps(cell), json.dumps(bad)],
+        env=os.environ | {"HOME": str(tmp_path), "PYTHONPATH": ".", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"},
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr[-3000:]
+    assert "unknown training set 'x'" in told.stdout
+    assert told.stdout.split()[-1] == "2.0"
+    distributed_cases.run(tmp_path / "reference", cell, 2)
+    assert metrics(tmp_path / "cell") == metrics(tmp_path / "reference")
+    assert [row["step"] for row in read_steps(tmp_path / "stopped" / "metrics.jsonl")] == [1]
+    assert checkpoints.complete_steps(tmp_path / "stopped") == [0, 1]
+    assert "step 2/2" in (tmp_path / "cell" / "log.txt").read_text()

@@ -144,7 +144,10 @@ def open_rollout_engine(
         engine = open_engine(
             "vllm",
             model_spec,
-            max_tokens=recipe.max_prompt_tokens + recipe.max_response_tokens,
+            max_tokens=min(
+                recipe.max_prompt_tokens + recipe.max_response_tokens,
+                learner.policy.model.config.max_position_embeddings,
+            ),
             gpu_memory=recipe.engine_memory,
             may_sleep=True,
         )

@@ -3,7 +3,7 @@
 import logging
 import os
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ def train_on_workers(
     data_dir: Path | None = None,
     keep_steps: Collection[int] = (),
     stop_file: Path | None = None,
+    node_ids: Sequence[str] | None = None,
 ) -> None:
     """Train a cell on a gang of workers and return when it has ended; call it where Ray is connected.
 
@@ -30,6 +31,7 @@ def train_on_workers(
     Args:
         cell, data_dir, keep_steps: see `trainers.grpo.train`.
         stop_file: training ends after the step in which this file appears.
+        node_ids: the Ray node of each worker; by default Ray chooses.
 
     Raises:
         Exception: what a worker raised, or Ray's error when one was lost.
@@ -51,11 +53,12 @@ def train_on_workers(
             _work,
             train_loop_config=settings,
             torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if gpus_per_worker else "gloo"),
-            scaling_config=ScalingConfig(
+            scaling_config=ScalingConfig(  # type: ignore[call-arg]  # the checker sees the older class of that name
                 num_workers=num_workers,
                 use_gpu=gpus_per_worker > 0,
                 resources_per_worker={"CPU": cpus_per_worker} | ({"GPU": gpus_per_worker} if gpus_per_worker else {}),
                 placement_strategy="PACK",
+                label_selector=[{"ray.io/node-id": node} for node in node_ids] if node_ids else None,
             ),
             # What Ray keeps about a run is not used: checkpoints are ours, and so is the decision to try again.
             run_config=RunConfig(name="cell", storage_path=scratch, failure_config=FailureConfig(max_failures=0)),

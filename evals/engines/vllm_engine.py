@@ -40,7 +40,7 @@ class VllmEngine(Engine):
             from vllm.platforms import current_platform
         except ImportError as error:
             raise FileNotFoundError(f"the vllm engine needs vLLM 0.32 ({error}); use the torch engine") from error
-        on_cpu = current_platform.is_cpu()
+        self._on_cpu = on_cpu = current_platform.is_cpu()
         if on_cpu:
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         self._vllm = vllm
@@ -94,6 +94,8 @@ class VllmEngine(Engine):
             self._llm.wake_up(["weights"])
         # Not load_weights: packed CPU weights have lost their loaders. With an iterator this reads no file.
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        if self._on_cpu:
+            self._llm.apply_model(_repack_tied_head)
         if self._asleep:
             self._llm.wake_up(["kv_cache"])
             self._asleep = False
@@ -104,6 +106,12 @@ class VllmEngine(Engine):
         if self._sleeps:
             self._llm.sleep(level=2)
             self._asleep = True
+
+
+def _repack_tied_head(model: Any) -> None:
+    """CPU kernels compute with a packed copy of the output layer, which vLLM forgets where it is the embedding."""
+    if model.config.tie_word_embeddings:
+        model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
 
 def _sample(prompt_ids: list[int], output: Any, text: str) -> Sample:
