@@ -10,7 +10,7 @@ HOST   ?= 127.0.0.1
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup setup-vllm reproduce figures ui test test-vllm lint base-models clean
+.PHONY: help setup setup-vllm reproduce figures report ui test test-vllm lint base-models clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -42,6 +42,9 @@ reproduce: setup  ## Run the grid (GRID=laptop), then draw its figures and table
 figures: setup  ## Redraw figures and tables from the logged metrics alone
 	$(BIN)/balagg figures --grid $(GRID)
 
+report: setup  ## Write report/index.html, all figures and tables on one page, and open it
+	$(BIN)/balagg report --grid $(GRID) --open
+
 ui: setup  ## Start the MLflow server: browse the runs, let others log (HOST=127.0.0.1 PORT=5000)
 	@case "$$MLFLOW_TRACKING_URI" in http*) echo "MLFLOW_TRACKING_URI names a server already: $$MLFLOW_TRACKING_URI"; exit 2;; esac
 	@echo "MLflow: http://$(HOST):$(PORT)   (end with Ctrl-C)"
@@ -63,5 +66,5 @@ lint: setup  ## Ruff and the type checker
 base-models: setup  ## Train the two tiny base models again
 	$(BIN)/python models/make_base_models.py
 
-clean:  ## Remove runs, figures and the MLflow store; keeps .venv
-	rm -rf runs mlruns figures
+clean:  ## Remove runs, figures, the report and the MLflow store; keeps .venv
+	rm -rf runs mlruns figures report

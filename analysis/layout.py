@@ -1,12 +1,12 @@
 """Panels: how figures are laid out, and how a rule's seeds are drawn into an axes.
 
-Every figure has one panel per model and data set. Its head is the title and one legend of the rules; its foot is
-a caption that says what is shown, in which unit and over how many seeds, and what is missing.
+Every figure has one panel per model and data set. Its head is the title and one legend of the rules; its foot is a
+caption that says what is shown, in which unit and over how many seeds, what was found, and what is missing.
 """
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
@@ -31,7 +31,8 @@ LEFT = 0.86
 RIGHT = 0.14
 GAP = 0.22
 GAP_WITH_LABELS = 0.72
-HEAD = 0.62
+TITLE = 0.29
+LEGEND = 0.33
 TITLE_LINE = 0.165
 X_LABELS = 0.46
 CAPTION_LINE = 0.152
@@ -40,6 +41,30 @@ CAPTION_CHARACTERS = 126
 MOST_POINTS_WITH_MARKERS = 15
 X_LABEL = "Training step"
 REFERENCE_LINE: dict[str, Any] = {"color": "#404040", "linewidth": 1.0, "zorder": 1}
+
+
+@dataclass(frozen=True)
+class Words:
+    """The text around a figure.
+
+    Attributes:
+        title: names what is shown.
+        caption: what is drawn, in which unit, over how many seeds.
+        finding: what the numbers say.
+        notes: what a reader must know about the runs.
+    """
+
+    title: str
+    caption: str
+    finding: str = ""
+    notes: Notes = ()
+
+
+class WordedFigure(Figure):
+    """A figure that knows its words, and how high its foot of text is (inches): a page can set them itself."""
+
+    words: Words
+    foot: float
 
 
 @dataclass(frozen=True)
@@ -52,15 +77,13 @@ class View:
     reference: float | None = None
 
 
-def one_view(table: pd.DataFrame, values: pd.DataFrame, view: View, title: str, caption: str, notes: Notes) -> Figure:
+def one_view(table: pd.DataFrame, values: pd.DataFrame, view: View, words: Words) -> WordedFigure:
     """A grid of panels, all with one scale. `table` names panels and rules, `values` holds the curves."""
     values = values[values.metric == view.metric]
     cells, curves = runs.cells(table), _seed_curves(values)
     panels, styles = runs.panels(cells), rule_styles(list(cells.rule.unique()))
-    caption = f"{caption} {seeds_sentence(values)}"
-    figure, axes = canvas(
-        len(panels), 2, title, caption, notes, legend_handles(styles, markers=_few_points(values)),
-    )  # fmt: skip
+    words = _with_seeds(words, values)
+    figure, axes = canvas(len(panels), 2, words, legend_handles(styles, markers=_few_points(values)))
     for panel, ax in zip(panels, axes, strict=True):
         for rule, style in styles.items():
             draw_seeds(ax, curves.get((*panel, rule, view.metric)), style)
@@ -70,20 +93,13 @@ def one_view(table: pd.DataFrame, values: pd.DataFrame, view: View, title: str, 
     return figure
 
 
-def side_by_side(
-    table: pd.DataFrame,
-    views: list[View],
-    title: str,
-    caption: str,
-    notes: Notes,
-    share_y: Literal["row", "col"],
-) -> Figure:
+def side_by_side(table: pd.DataFrame, views: list[View], words: Words, share_y: Literal["row", "col"]) -> WordedFigure:
     """One row per panel and one column per view."""
     shown = table[table.metric.isin([view.metric for view in views])]
     cells, curves = runs.cells(table), _seed_curves(shown)
     panels, styles = runs.panels(cells), rule_styles(list(cells.rule.unique()))
     figure, axes = canvas(
-        len(panels) * len(views), len(views), title, f"{caption} {seeds_sentence(shown)}", notes,
+        len(panels) * len(views), len(views), _with_seeds(words, shown),
         legend_handles(styles, markers=_few_points(shown)), share_y=share_y,
         gap=GAP if share_y == "row" else GAP_WITH_LABELS, title_lines=2,
     )  # fmt: skip
@@ -101,17 +117,15 @@ def counterfactual(
     values: pd.DataFrame,
     metrics: dict[str, list[str]],
     view: View,
-    title: str,
-    caption: str,
-    notes: Notes,
-) -> Figure:
+    words: Words,
+) -> WordedFigure:
     """One row per panel, one column per rule that trained; `metrics`: what is drawn in each rule's style."""
     shown = values[values.metric.isin([metric for names in metrics.values() for metric in names])]
     cells, curves = runs.cells(table), _seed_curves(shown)
     panels, trained = runs.panels(cells), rule_styles(list(cells.rule.unique()))
     styles = rule_styles(list(metrics))
     figure, axes = canvas(
-        len(panels) * len(trained), len(trained), title, f"{caption} {seeds_sentence(shown)}", notes,
+        len(panels) * len(trained), len(trained), _with_seeds(words, shown),
         legend_handles(styles, markers=_few_points(shown)), title_lines=2,
     )  # fmt: skip
     for (panel, rule), ax in zip(product(panels, trained), axes, strict=True):
@@ -120,63 +134,67 @@ def counterfactual(
                 draw_seeds(ax, curves.get((*panel, rule, metric)), style)
         head = f"{panel_title(panel, cells)}, trained with" if rule == next(iter(trained)) else ""
         finish(ax, view, f"{head}\n{trained[rule].label}")
+        ax.yaxis.set_major_formatter(without_sign)
     return figure
 
 
 def canvas(
     num_axes: int,
     most_columns: int,
-    title: str,
-    caption: str,
-    notes: Notes,
+    words: Words,
     handles: list[Line2D],
     x_label: str = X_LABEL,
     *,
+    share_x: bool = True,
     share_y: bool | Literal["row", "col"] = True,
     row_height: float = ROW_HEIGHT,
     left: float = LEFT,
     gap: float = GAP,
     title_lines: int = 1,
-) -> tuple[Figure, list[Axes]]:
+) -> tuple[WordedFigure, list[Axes]]:
     """A figure with its title and legend above the axes and its caption below; axes in reading order.
 
     Lengths are in inches: `row_height` of one axes, `left` of the labels left of the first, `gap` between two.
     """
     columns = min(num_axes, most_columns)
     rows = -(-num_axes // columns)
-    foot_lines = textwrap.wrap(" ".join([caption, *notes]), CAPTION_CHARACTERS)
+    texts = [words.caption, words.finding, *words.notes]
+    foot_lines = textwrap.wrap(" ".join(filter(None, texts)), CAPTION_CHARACTERS)
     foot = CAPTION_LINE * len(foot_lines) + 0.1
     titles = TITLE_LINE * title_lines + 0.1
-    height = HEAD + rows * (titles + row_height) + (rows - 1) * ROW_GAP + X_LABELS + foot
+    head = TITLE + (LEGEND if handles else 0)
+    height = head + rows * (titles + row_height) + (rows - 1) * ROW_GAP + X_LABELS + foot
     width = (WIDTH - left - RIGHT - (columns - 1) * gap) / columns
-    figure = Figure(figsize=(WIDTH, height))
+    figure = WordedFigure(figsize=(WIDTH, height))
+    figure.words, figure.foot = words, foot
     grid = figure.subplots(
         rows,
         columns,
-        sharex=True,
+        sharex=share_x,
         sharey=share_y,
         squeeze=False,
         gridspec_kw={
             "left": left / WIDTH,
             "right": 1 - RIGHT / WIDTH,
-            "top": 1 - (HEAD + titles) / height,
+            "top": 1 - (head + titles) / height,
             "bottom": (foot + X_LABELS) / height,
             "wspace": gap / width,
             "hspace": (titles + ROW_GAP) / row_height,
         },
     )
-    figure.text(0.1 / WIDTH, 1 - 0.08 / height, title, va="top", fontsize=12)
+    figure.text(0.1 / WIDTH, 1 - 0.08 / height, words.title, va="top", fontsize=12)
     figure.text(0.1 / WIDTH, foot / height, "\n".join(foot_lines), va="top", fontsize=8, linespacing=1.35)
-    has_lines = any(handle.get_linestyle() != "None" for handle in handles)
-    figure.legend(
-        handles=handles,
-        handlelength=None if has_lines else 1.2,
-        loc="upper left",
-        bbox_to_anchor=(0.0, 1 - 0.29 / height),
-        ncols=max(len(handles), 1),
-        columnspacing=1.4,
-        borderaxespad=0.2,
-    )
+    if handles:
+        has_lines = any(handle.get_linestyle() != "None" for handle in handles)
+        figure.legend(
+            handles=handles,
+            handlelength=None if has_lines else 1.2,
+            loc="upper left",
+            bbox_to_anchor=(0.0, 1 - TITLE / height),
+            ncols=len(handles),
+            columnspacing=1.4,
+            borderaxespad=0.2,
+        )
     axes = list(grid.flat)
     for ax in axes[num_axes:]:
         ax.remove()
@@ -219,6 +237,11 @@ def mark_empty(ax: Axes) -> None:
     text.set_bbox({"facecolor": "white", "edgecolor": "none"})
 
 
+def without_sign(value: float, _: object = None) -> str:
+    """A tick's label where the direction says the sign."""
+    return f"{abs(value):g}"
+
+
 def start_at_zero(axes: list[Axes], values: pd.DataFrame) -> None:
     """A scale that starts at zero wherever all values are positive, so that heights compare as they look."""
     if not values.empty and (values.value.dropna() >= 0).all():
@@ -246,6 +269,10 @@ def seeds_sentence(values: pd.DataFrame) -> str:
     if counts.min() >= MIN_SEEDS:
         return f"n = seeds per rule; shown is the {interval}."
     return f"n = seeds per rule; shown is the {interval}, or each seed where a rule has fewer than {MIN_SEEDS}."
+
+
+def _with_seeds(words: Words, values: pd.DataFrame) -> Words:
+    return replace(words, caption=f"{words.caption} {seeds_sentence(values)}".strip())
 
 
 def _seed_curves(values: pd.DataFrame) -> dict[tuple[str, ...], pd.DataFrame]:

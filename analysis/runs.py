@@ -1,10 +1,10 @@
 """Logged runs as tables: what MLflow holds about an experiment, and what is missing from its grid.
 
-    params    one row per cell    run, name, status, started, rule, model, dataset, scope, seed, train.* ...
+    params    one row per cell    run, name, status, started, rule, model, dataset, scope, seed, train.*, tag.* ...
     metrics   one row per value   run, rule, model, dataset, scope, seed, metric, step, value
 
-`params` lists every cell of the experiment; `metrics` holds the finished ones only, so that no figure mixes
-a half-trained run with complete ones.
+`params` lists every cell of the experiment; `metrics`, and the tables of `analysis.artifacts`, hold the finished ones
+only, so that no figure mixes a half-trained run with complete ones.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from analysis import artifacts
 from trainers import metric_names
 
 PANEL = ["model", "dataset", "scope"]
@@ -34,15 +35,30 @@ LARGEST_DOUBLE = np.finfo(np.float64).max
 MOST_CELLS_NAMED = 4
 
 
+TAG = "tag."
+"""Before the name of a tag among the columns of `params`."""
+COMMIT = "mlflow.source.git.commit"
+DIRTY = "mlflow.source.git.dirty"
+VERSION = "version."
+
+
 class LoggedRuns(NamedTuple):
+    """What is known about an experiment; the last three tables are those of `analysis.artifacts`."""
+
     params: pd.DataFrame
     metrics: pd.DataFrame
+    lengths: pd.DataFrame = pd.DataFrame(columns=["run", *CELL, *artifacts.LENGTHS])
+    evaluations: pd.DataFrame = pd.DataFrame(columns=["run", *CELL, *artifacts.EVALUATIONS])
+    problems: pd.DataFrame = pd.DataFrame(columns=["run", *CELL, *artifacts.PROBLEMS])
 
 
 def digest(runs: LoggedRuns) -> str:
     """Changes with any logged value, and with the version of this package."""
-    tables = "".join(table.to_csv(index=False) for table in runs)
-    return hashlib.sha256((importlib.metadata.version("balagg") + tables).encode()).hexdigest()
+    parts = hashlib.sha256(importlib.metadata.version("balagg").encode())
+    for table in runs:
+        parts.update("\0".join(table.columns).encode())
+        parts.update(pd.util.hash_pandas_object(table, index=False).to_numpy().tobytes())
+    return parts.hexdigest()
 
 
 def load_runs(tracking_uri: str, experiment: str) -> LoggedRuns:
@@ -73,7 +89,15 @@ def load_runs(tracking_uri: str, experiment: str) -> LoggedRuns:
             f"Experiment {experiment!r} at {tracking_uri} has no finished run ({states or 'no runs'}). "
             "Let at least one cell finish: run the same command that started the grid again."
         )
-    return LoggedRuns(params, _read_metrics(client, tracking_uri, finished))
+    cells = finished[["run", *CELL]]
+    files = artifacts.RunFiles(client, dict(zip(finished.run, finished.files, strict=True)))
+    return LoggedRuns(
+        params.drop(columns="files"),
+        _read_metrics(client, tracking_uri, cells),
+        artifacts.read_lengths(files, cells),
+        artifacts.read_evaluations(files, cells),
+        artifacts.read_problems(files, cells),
+    )
 
 
 def scores(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -203,11 +227,13 @@ def _read_params(client: Any, experiment_id: str) -> pd.DataFrame:
         page = client.search_runs([experiment_id], max_results=1000, page_token=token)
         for run in page:
             info = {"run": run.info.run_id, "name": run.info.run_name, "status": run.info.status}
-            rows.append(info | {"started": run.info.start_time} | run.data.params)
+            info |= {"started": run.info.start_time, "files": run.info.artifact_uri}
+            tags = {TAG + name: text for name, text in run.data.tags.items() if _is_provenance(name)}
+            rows.append(info | run.data.params | tags)
         token = page.token
         if not token:
             break
-    columns = ["run", "name", "status", "started", *CELL]
+    columns = ["run", "name", "status", "started", "files", *CELL]
     table = pd.DataFrame(rows, columns=list(dict.fromkeys(columns + [key for row in rows for key in row])))
     table = table.dropna(subset=CELL).assign(finished=lambda t: t.status == FINISHED)
     table["seed"] = table["seed"].astype(int)
@@ -215,11 +241,15 @@ def _read_params(client: Any, experiment_id: str) -> pd.DataFrame:
     return table.drop(columns="finished").sort_values(CELL, ignore_index=True)
 
 
-def _read_metrics(client: Any, tracking_uri: str, finished: pd.DataFrame) -> pd.DataFrame:
+def _is_provenance(tag: str) -> bool:
+    return tag in (COMMIT, DIRTY) or tag.startswith(VERSION)
+
+
+def _read_metrics(client: Any, tracking_uri: str, cells: pd.DataFrame) -> pd.DataFrame:
     is_server = tracking_uri.startswith(("http:", "https:"))
-    histories = _ask_server(client, finished.run) if is_server else _read_database(tracking_uri, finished.run)
+    histories = _ask_server(client, cells.run) if is_server else _read_database(tracking_uri, cells.run)
     values = pd.concat([_last_values(run, history) for run, history in histories], ignore_index=True)
-    table = finished[["run", *CELL]].merge(values, on="run").sort_values([*CELL, "metric", "step"])
+    table = cells.merge(values, on="run").sort_values([*CELL, "metric", "step"])
     names = ["run", "rule", *PANEL, "metric"]
     return table.astype({name: "category" for name in names}).reset_index(drop=True)
 

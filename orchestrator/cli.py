@@ -12,7 +12,14 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from orchestrator import control_commands, diagnose_command, evaluate_checkpoints, evaluate_commands, export
+from orchestrator import (
+    control_commands,
+    diagnose_command,
+    evaluate_checkpoints,
+    evaluate_commands,
+    export,
+    report_command,
+)
 from orchestrator.config import load_config
 from orchestrator.errors import UserError
 from orchestrator.options import (
@@ -185,7 +192,14 @@ def doctor(runs_dir: RunsDir = None) -> None:
     raise typer.Exit(any(finding.needed and not finding.ok for finding in findings))
 
 
-for commands in (control_commands, diagnose_command, evaluate_checkpoints, evaluate_commands, export):
+for commands in (
+    control_commands,
+    diagnose_command,
+    evaluate_checkpoints,
+    evaluate_commands,
+    export,
+    report_command,
+):
     commands.register(app)
 
 

@@ -15,6 +15,7 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
 from analysis import figures
+from analysis.runs import CELL, LoggedRuns
 from analysis.style import RULE_STYLES, rule_styles, save
 from trainers import metric_names as names
 
@@ -52,6 +53,15 @@ def logged_table(
             evaluated[names.eval_avg(names.HELDOUT, 8)] = 0.4 + shift + 0.1 * (step > 0)
             rows += [base | {"metric": m, "step": step, "value": v} for m, v in evaluated.items()]
     return pd.DataFrame(rows)
+
+
+def loaded(table: pd.DataFrame) -> LoggedRuns:
+    return LoggedRuns(table[["run", *CELL]].drop_duplicates(), table)
+
+
+def draw_figure(name: str, table: pd.DataFrame, notes: tuple[str, ...] = ()) -> Figure:
+    drawing = figures.FIGURES[name]
+    return drawing.draw(drawing.table(loaded(table)), notes)
 
 
 def curve(table: pd.DataFrame, metric: str, rule: str, model: str, seed: int = 0) -> list[float]:
@@ -154,7 +164,7 @@ def test_negative_share_is_of_the_mass_under_the_rule_that_trained():
 
 def test_final_accuracy_shows_the_last_step_and_the_base_model():
     table = logged_table()
-    figure = figures.final_accuracy(table)
+    figure = draw_figure("final_accuracy", table)
     ax = figure.axes[0]
     assert [label.get_text() for label in ax.get_yticklabels()] == [
         "gen_long @4", "gen_short @4", "mean of the above", "held-out @8",
@@ -177,7 +187,7 @@ def test_final_accuracy_shows_the_last_step_and_the_base_model():
 
 def test_final_accuracy_of_three_seeds_has_intervals():
     table = logged_table(seeds=3)
-    ax = figures.final_accuracy(table).axes[0]
+    ax = draw_figure("final_accuracy", table).axes[0]
     bars = [container for container in ax.containers if isinstance(container, ErrorbarContainer)]
     assert len(bars) == 4 * len(RULES)
     finals = [curve(table, names.eval_avg("gen_long", 4), "sequence", "qwen2", seed)[-1] for seed in range(3)]
@@ -186,11 +196,90 @@ def test_final_accuracy_of_three_seeds_has_intervals():
     assert (left, right) == pytest.approx((np.mean(finals) - half_width, np.mean(finals) + half_width), rel=1e-6)
 
 
+def rows_of(ax: Axes, rule: str) -> list[tuple[list[float], float]]:
+    """Values and height of each row's points of a rule, from the top."""
+    label = RULE_STYLES[rule].label
+    found = [(list(line.get_xdata()), float(line.get_ydata()[0])) for line in ax.lines if line.get_label() == label]
+    return sorted(found, key=lambda row: row[1])
+
+
+def test_differences_are_to_sequence_at_the_same_seed():
+    table = logged_table(seeds=2)
+    ax = draw_figure("accuracy_difference", table).axes[0]
+    for rule in ("token", "balanced"):
+        for (points, _), model in zip(rows_of(ax, rule), ("qwen2", "qwen3"), strict=True):
+            ours = [curve(table, names.EVAL_MEAN, rule, model, seed)[-1] for seed in range(2)]
+            theirs = [curve(table, names.EVAL_MEAN, "sequence", model, seed)[-1] for seed in range(2)]
+            assert points == pytest.approx(np.subtract(ours, theirs), abs=1e-12)
+    assert rows_of(ax, "sequence") == []
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["qwen2 · chains", "qwen3 · stories"]
+
+
+def test_a_drop_is_the_best_checkpoint_less_the_last():
+    table = logged_table(seeds=2)
+    falls = (table.metric == names.EVAL_MEAN) & (table.rule == "token") & (table.step == STEPS[-1])
+    table.loc[falls, "value"] = 0.1 + 0.05 * table.seed
+    ax = draw_figure("peak_to_last", table).axes[0]
+    peaks = [curve(table, names.EVAL_MEAN, "token", "qwen2", seed)[0] for seed in range(2)]
+    assert rows_of(ax, "token")[0][0] == pytest.approx([peaks[0] - 0.1, peaks[1] - 0.15], abs=1e-12)
+    assert rows_of(ax, "balanced")[0][0] == [0.0, 0.0]
+
+
+def lengths_table(**changes: int) -> pd.DataFrame:
+    """Rollouts of one run at three steps: three right responses of 10 tokens, one wrong one of 30."""
+    cell = {"run": "r", "rule": "token", "model": "m", "dataset": "d", "scope": "group", "seed": 0} | changes
+    rows = [(step, sign, length, count) for step in (1, 20, 40) for sign, length, count in ((1, 10, 3), (-1, 30, 1))]
+    return pd.DataFrame([cell | dict(zip(("step", "sign", "length", "count"), row, strict=True)) for row in rows])
+
+
+def test_histograms_show_shares_of_a_rule_with_negative_responses_downwards():
+    figure = figures.length_histograms(lengths_table())
+    assert [title(ax).split("\n")[1] for ax in figure.axes] == ["early: step 1", "middle: step 20", "late: step 40"]
+    upwards, downwards = figure.axes[0].patches
+    assert upwards.get_data().values.sum() == pytest.approx(0.75) and upwards.get_data().values.min() == 0
+    assert downwards.get_data().values.sum() == pytest.approx(-0.25)
+    edges = downwards.get_data().edges
+    [place] = np.flatnonzero(downwards.get_data().values)
+    assert edges[place] <= 30 <= edges[place + 1]
+    assert "10 to 10 tokens with A > 0 and 30 to 30 tokens with A < 0" in text_of(figure)
+
+
+def test_histograms_without_a_middle_step_have_two_columns():
+    table = lengths_table()
+    assert len(figures.length_histograms(table[table.step != 20]).axes) == 2
+
+
+def regime_table(margins: list[float]) -> pd.DataFrame:
+    num = len(margins)
+    axes = {"model": [f"m{place}" for place in range(num)], "dataset": "d", "scope": "group", "seeds": 1}
+    lengths = {"gap": np.linspace(-0.4, 0.1, num), "cv": np.linspace(0.2, 0.6, num)}
+    advantage = {"mean": np.linspace(-0.02, 0.03, num), "low": np.nan, "high": np.nan, "over": ""}
+    return pd.DataFrame(axes | lengths | advantage | {"margin": margins})
+
+
+def test_regime_map_places_and_numbers_every_panel():
+    table = regime_table([0.01, -0.005, 0.02])
+    figure = figures.regime_map(table)
+    for ax, x in zip(figure.axes, ("gap", "cv"), strict=True):
+        [points] = [found for found in ax.collections if len(found.get_offsets()) == 3]
+        assert np.asarray(points.get_offsets()) == pytest.approx(table[[x, "mean"]].to_numpy())
+        assert [text.get_text() for text in ax.texts] == ["1 (+0.010)", "2 (−0.005)", "3 (+0.020)"]
+    assert figure.axes[0].get_xlabel() == "Relative sign-length gap"
+    assert "1: m0 · d; 2: m1 · d; 3: m2 · d." in text_of(figure)
+    assert "Balanced is ahead of both others in 2 of 3 panels, its margin being −0.005 to +0.020" in text_of(figure)
+
+
+def test_regime_map_without_balanced_runs_has_no_margin():
+    figure = figures.regime_map(regime_table([np.nan, np.nan]))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["1", "2"]
+    assert "Balanced is ahead" not in text_of(figure)
+
+
 def test_a_rule_missing_from_one_panel_still_draws_with_its_note():
     table = logged_table()
     table = table[(table.rule != "token") | (table.model != "qwen3")]
-    for draw in figures.FIGURES.values():
-        figure = draw(table, ["Missing 1 of 6 cells: token on qwen3 · stories seed 0 (failed)."])
+    for name in figures.FIGURES:
+        figure = draw_figure(name, table, ("Missing 1 of 6 cells: token on qwen3 · stories seed 0 (failed).",))
         assert "token on qwen3 · stories seed 0 (failed)." in text_of(figure)
     complete, partial = figures.reward(table).axes
     assert len(lines(complete, "token")) == 1 and lines(partial, "token") == []
@@ -199,8 +288,8 @@ def test_a_rule_missing_from_one_panel_still_draws_with_its_note():
 def test_metrics_that_nobody_logged_say_so():
     table = logged_table(panels=(("a", "x"),))
     table = table[table.metric == names.REWARD_MEAN]
-    for name, draw in figures.FIGURES.items():
-        said = [text.get_text() for text in draw(table).axes[0].texts]
+    for name in figures.FIGURES:
+        said = [text.get_text() for text in draw_figure(name, table).axes[0].texts]
         assert said == ([] if name == "reward" else ["no values"])
 
 

@@ -27,6 +27,7 @@ from trainers import metric_names as names
 MODELS, DATASETS = ("tiny-qwen2", "tiny-qwen3"), ("gen_chains", "gen_stories")
 RULES = ("sequence", "token", "balanced")
 BENCHMARKS = ("gen_short", "gen_long", "gen_tales", "gen_equations", "gen_series", "gen_functions")
+TABLES = ("table_1", "differences", "overall", "stability")
 STEPS = 4
 STEP_METRICS = [
     *(names.REWARD_MEAN, names.GROUP_CV, names.POS_LENGTH, names.NEG_LENGTH, names.SIGN_GAP, names.SIGN_GAP_REL),
@@ -187,7 +188,8 @@ def test_draw_all_on_a_partial_grid(store: str, tmp_path: Path):
         log_run(client, experiment, (rule, "tiny-qwen2", "gen_chains", 0), values_of_a_run(seed))
     paths = draw_all(store, "two-cells", tmp_path / "new" / "figures")
     expected = {f"{name}.{suffix}" for name in FIGURES for suffix in ("png", "pdf")}
-    assert {path.name for path in paths} == expected | {"table_1.csv", "table_1.md", "table_1.tex"}
+    expected |= {f"{table}.{suffix}" for table in TABLES for suffix in ("csv", "md", "tex")}
+    assert {path.name for path in paths} == expected
     assert all(path.stat().st_size > 0 for path in paths)
     assert "No runs of the rule token." in (tmp_path / "new" / "figures" / "table_1.md").read_text("utf-8")
 
