@@ -22,10 +22,12 @@ from analysis.dumps import Dump, Responses, concatenate
 
 SIGNS = ("positive", "negative")
 QUARTERS = ("shortest", "longest")
+PROPORTIONS = ("truncated", "positive_truncated", "negative_truncated", "mixed_groups", "no_signal", "negative_share")
 MOST_PENDING = 2**20
 """Responses that wait for their step to end. Below it steps may come in any order."""
 MOST_IN_A_STEP = 2**23
-BLOCKS = 20
+BLOCKS = 10
+"""Few long blocks cover better than many short ones where neighbouring steps are alike (`benchmarks/diagnose.py`)."""
 MIN_STEPS = 3
 """Below this many steps the interval is over groups, not over steps."""
 MIN_STEPS_FOR_TREND = 6
@@ -122,7 +124,10 @@ class Measurements:
         if count < 2:
             return Estimate(value)
         half = stdtrit(count - 1, (1 + LEVEL) / 2) * np.sqrt(count / (count - 1) * squares) / total
-        return Estimate(value, value - half, value + half)
+        low, high = value - half, value + half
+        if name.startswith(PROPORTIONS):
+            low, high = max(low, 0.0), min(high, 1.0)
+        return Estimate(value, low, high)
 
     def trend(self, name: str) -> Estimate:
         """Change from the first to the last step of a straight line through the blocks' values, with its interval."""

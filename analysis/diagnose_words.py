@@ -181,6 +181,8 @@ def _length_paragraph(measured: Measurements) -> tuple[str, bool | None]:
     )
     if long.value > NOTABLE_WEIGHT:
         return f"{first}, which is little: {numbers}.", False
+    if not long.high < 1:
+        return f"{first}: {numbers}. These are too few groups to tell it from chance.", None
     balanced = measured.estimate(token_weight("balanced", "longest")).value
     return (
         f"{first}: {numbers}. Under balanced aggregation a token of the longest quarter gets {balanced:.2f} times the "

@@ -183,9 +183,10 @@ def _what_was_read(dump: "Dump", measured: "Measurements", scope: str) -> list[s
         )
     if "truncated" not in layout.roles and dump.options.max_length is None:
         share = measured.num_longest / measured.num_responses
+        longest = f"; {100 * share:.1f} % have the greatest length, {measured.longest:,.0f} tokens"
         lines.append(
-            "the dump does not say which responses were cut at the length limit (--max-length does); "
-            f"{100 * share:.1f} % have the greatest length, {measured.longest:,.0f} {dump.length_unit}"
+            "the dump does not say which responses were cut at the length limit (--max-length does)"
+            + longest * (dump.length_unit == "tokens")
         )
     counted = (
         (measured.groups_of_one, "groups have one response: their advantage is 0"),

@@ -140,3 +140,17 @@ def test_token_weights_relative_to_the_average_token_by_hand():
             assert measured.estimate(token_weight(rule, tokens)).value == pytest.approx(weight, rel=1e-12)
     assert measured.estimate(negative_share("token")).value == pytest.approx(18 / 24)
     assert measured.estimate(negative_share("balanced")).value == pytest.approx(1 / 2)
+
+
+def test_graded_rewards_leave_balanced_the_covariance_within_a_sign():
+    rng = np.random.default_rng(3)
+    rewards, sizes = rng.normal(size=12), rng.integers(1, 200, 12).astype(float)
+    advantages = torch.tensor(diagnose_weights.group_advantages(rewards, np.zeros(12, dtype=np.int64)))
+    mass = lengths.sign_mass(torch.tensor(sizes), advantages, torch.zeros(12, dtype=torch.long))
+    for sign, name in ((1, "positive"), (-1, "negative")):
+        chosen = np.sign(advantages.numpy()) == sign
+        n, size = sizes[chosen], np.abs(advantages.numpy()[chosen])
+        covariance = np.mean(n * size) - n.mean() * size.mean()
+        moved = getattr(mass["balanced"], name) - getattr(mass["sequence"], name)
+        assert abs(moved) > 1e-3
+        assert moved == pytest.approx(chosen.sum() / 12 * covariance / n.mean(), rel=1e-12)
