@@ -26,6 +26,7 @@ PROPORTIONS = ("truncated", "positive_truncated", "negative_truncated", "mixed_g
 MOST_PENDING = 2**20
 """Responses that wait for their step to end. Below it steps may come in any order."""
 MOST_IN_A_STEP = 2**23
+PORTION = 2**17
 BLOCKS = 10
 """Few long blocks cover better than many short ones where neighbouring steps are alike (`benchmarks/diagnose.py`)."""
 MIN_STEPS = 3
@@ -236,7 +237,7 @@ def measure_dump(
 
 
 def whole_steps(batches: Iterable[Responses]) -> Iterator[Responses]:
-    """The responses of a stream, each step's together in one piece.
+    """The responses of a stream in pieces of whole steps, a piece's in increasing order.
 
     Raises:
         DumpError: a step goes on after more than `MOST_PENDING` responses of others, or is too large to hold.
@@ -260,7 +261,7 @@ def whole_steps(batches: Iterable[Responses]) -> Iterator[Responses]:
         held = concatenate(pending)
         current = held.step == batch.step[-1]
         if not current.all():
-            yield held.rows(~current)
+            yield from _portions(held.rows(~current))
             finished.update(np.unique(held.step[~current]).tolist())
         pending = [held.rows(current)]
         size = int(current.sum())
@@ -270,7 +271,18 @@ def whole_steps(batches: Iterable[Responses]) -> Iterator[Responses]:
                 "with --map step=COLUMN, or give one file per step (12.jsonl)"
             )
     if pending:
-        yield concatenate(pending)
+        yield from _portions(concatenate(pending))
+
+
+def _portions(responses: Responses) -> Iterator[Responses]:
+    """Cut whole steps into pieces of about `PORTION` responses, for the sake of the memory that measuring takes."""
+    ordered = responses.rows(np.argsort(responses.step, kind="stable"))
+    ends = np.append(np.flatnonzero(np.diff(ordered.step)) + 1, len(ordered.step))
+    start = 0
+    for end, following in zip(ends, [*ends[1:], None], strict=True):
+        if following is None or following - start > PORTION:
+            yield ordered.rows(slice(start, end))
+            start = end
 
 
 class _Part(NamedTuple):
