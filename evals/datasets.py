@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evals.benchmarks import RowParser, maths_row
+from evals.benchmarks import BENCHMARKS, RowParser, maths_row
 from evals.generated import generate
 from evals.problems import Problem
 from evals.sources import LoadReport, RowError, Source, column, read_problems, text
@@ -73,6 +73,14 @@ def strip_dapo_instruction(prompt: str) -> str:
     return _INSTRUCTION_AFTER.sub("", _INSTRUCTION_BEFORE.sub("", prompt, count=1), count=1).strip()
 
 
+def math_level1_row(row: dict[str, Any], fallback_id: str) -> Problem | None:
+    """A MATH-500 row of the easiest level; others are passed over."""
+    if str(column(row, "level")).removeprefix("Level ") != "1":
+        return None
+    return Problem(text(row, "unique_id") if "unique_id" in row else fallback_id, text(row, "problem"),
+                   (text(row, "answer").strip(),))  # fmt: skip
+
+
 DATASETS: dict[str, DataSet] = {
     entry.name: entry
     for entry in (
@@ -116,6 +124,14 @@ DATASETS: dict[str, DataSet] = {
             version="1",
             source=Source(files=("train_sample_deepscaler",)),
             parse=maths_row(question=("problem",), answer=("answer",), keep=("source", "difficulty")),
+        ),
+        DataSet(
+            # For trying real models on problems they can sometimes solve; do not evaluate them on math500 then.
+            name="math500_level1",
+            title="MATH-500, level 1",
+            version="1",
+            source=BENCHMARKS["math500"].source,
+            parse=math_level1_row,
         ),
         DataSet(
             name="deepmath_sample",

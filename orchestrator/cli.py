@@ -72,6 +72,7 @@ def plan(
     """Show the cells of a grid, what a run would do for each and why, and what it would cost."""
     from orchestrator.cells import look_up
     from orchestrator.estimate import cost, total
+    from orchestrator.memory import memory_table
     from orchestrator.results import plan_table
 
     chosen = choose(config, grid, only, skip, seeds, runs_dir)
@@ -84,6 +85,9 @@ def plan(
     left = [found for run, found in zip(runs, costs, strict=True) if run.left]
     estimate = f"; estimate: {total(left)}" if left else ""
     console.print(f"{len(left)} of {len(runs)} cells have work left{estimate}", soft_wrap=True)
+    on_gpus = [cell for cell in chosen.cells if cell.model.gpus]
+    if on_gpus:
+        console.print(memory_table(on_gpus, chosen.root))
 
 
 @app.command()

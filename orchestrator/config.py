@@ -64,6 +64,8 @@ class ModelEntry(_Strict):
     """CPU cores of one evaluation task."""
     eval_gpus: NonNegativeFloat = 0
     """GPUs of one evaluation task."""
+    architecture: dict[str, Any] = {}
+    """What the hub's config.json says of the model's size, so that `balagg plan` can estimate memory offline."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "ModelEntry":
