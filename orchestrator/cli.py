@@ -18,6 +18,7 @@ from orchestrator import (
     evaluate_checkpoints,
     evaluate_commands,
     export,
+    largest_grid,
     report_command,
 )
 from orchestrator.config import load_config
@@ -202,6 +203,7 @@ for commands in (
     evaluate_checkpoints,
     evaluate_commands,
     export,
+    largest_grid,
     report_command,
 ):
     commands.register(app)
