@@ -50,6 +50,7 @@ def measure(folder: Path, num_cells: int) -> None:
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")]),
         "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_gcs_server_port_wait_time_s": "120",
     }
     import ray
     from ray.cluster_utils import Cluster

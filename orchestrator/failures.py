@@ -109,7 +109,7 @@ def classify(error: BaseException) -> Failure:
         for member in related:
             if matches(member):
                 return Failure(kind, _IN_WORDS.get(type(member).__name__) or _words(member))
-    return Failure(Kind.ERROR, _words(error))
+    return Failure(Kind.ERROR, _words(related[0]))
 
 
 def _words(error: BaseException) -> str:
@@ -190,13 +190,19 @@ _SIGNS: list[tuple[Kind, Callable[[BaseException], bool]]] = [
 """How a class is recognised, in the order of `Kind`."""
 
 
+def _is_wrapper(error: BaseException) -> bool:
+    """Whether it only carries what a task has raised, under a long message of Ray's own."""
+    return type(error).__name__.startswith("RayTaskError") and isinstance(getattr(error, "cause", None), BaseException)
+
+
 def _related(error: BaseException | None, seen: set[int] | None = None) -> Iterator[BaseException]:
     """An error, what it came from, and the errors of the workers that it gathers."""
     seen = set() if seen is None else seen
     if not isinstance(error, BaseException) or id(error) in seen:
         return
     seen.add(id(error))
-    yield error
+    if not _is_wrapper(error):
+        yield error
     gathered = getattr(error, "worker_failures", None)
     inner = [
         *(gathered.values() if isinstance(gathered, dict) else ()),

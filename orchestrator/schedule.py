@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -246,8 +247,6 @@ class Scheduler:
         return True
 
     def _submit(self, run: CellRun, work: Work, gang: Gang, nodes: tuple[str, ...]) -> Any:
-        import ray
-
         function = {"train": self._functions.train, "evaluate": self._functions.evaluate}[work.kind]
         needs = gang.each
         if gang.workers > 1:
@@ -264,11 +263,13 @@ class Scheduler:
             "scheduling_strategy": _on(nodes[0]),
         }
         if work.kind == "evaluate":
-            return ray.remote(tasks.evaluate).options(**options).remote(setting, work.step, run.cell.evaluation)
+            return _remote(tasks.evaluate).options(**options).remote(setting, work.step, run.cell.evaluation)
         tokens = ledger.micro_batch_tokens(run.cell, run.folder)
         recipe = run.cell.config["train"] | {"micro_batch_tokens": tokens}
         config = run.cell.config | {"train": recipe}
-        return ray.remote(tasks.train_cell).options(**options).remote(setting, config, run.cell.evaluate_steps)
+        # The process that started a gang ends with its task, and with it all that it owns: no gang outlives a failure.
+        train = _remote(tasks.train_cell, max_calls=0 if gang.workers == 1 else 1)
+        return train.options(**options).remote(setting, config, run.cell.evaluate_steps)
 
     def _claim(self, run: CellRun) -> bool:
         """Become the one that looks after the cell. Another command that does so now is waited for."""
@@ -529,7 +530,7 @@ class Scheduler:
         lease = run.folder.training if work.kind == "train" else run.folder.evaluating(work.step)
         options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": _on(task.nodes[0])}
         try:
-            return ray.get(ray.remote(tasks.post_mortem).options(**options).remote(lease), timeout=ERRAND_S)
+            return ray.get(_remote(tasks.post_mortem).options(**options).remote(lease), timeout=ERRAND_S)
         except (ray.exceptions.RayError, TimeoutError):
             return False  # the node is gone too
 
@@ -600,6 +601,14 @@ def _shared_bases(runs: Sequence[CellRun]) -> dict[str, _Base]:
         if 0 in run.summaries:
             base.source = run
     return by_cell
+
+
+@cache
+def _remote(function: Callable[..., Any], **options: Any) -> Any:
+    """A function as Ray runs it; made once, since Ray sends each one to the cluster."""
+    import ray
+
+    return ray.remote(**options)(function) if options else ray.remote(function)
 
 
 def _on(node: str) -> Any:

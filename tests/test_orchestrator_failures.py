@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.failures import MAX_WAIT_S, POLICIES, Kind, classify, wait_before_retry
+from orchestrator.failures import MAX_WAIT_S, POLICIES, Failure, Kind, classify, wait_before_retry
 from orchestrator.leases import Busy
 
 
@@ -81,6 +81,7 @@ def test_what_ray_says_of_lost_tasks_is_put_in_words():
 
 
 def test_the_cause_of_an_error_and_the_errors_of_a_gang_count():
+    from ray.exceptions import RayTaskError
     from ray.train import WorkerGroupError
 
     def lost() -> None:
@@ -90,6 +91,8 @@ def test_the_cause_of_an_error_and_the_errors_of_a_gang_count():
             raise FileNotFoundError("cannot load the model") from error
 
     assert classify(raised(lost)).kind == Kind.UNREACHABLE
+    carried = RayTaskError("train", "a long traceback", ValueError("no such problem")).as_instanceof_cause()
+    assert classify(carried) == Failure(Kind.ERROR, "ValueError: no such problem")
     gang = WorkerGroupError("two workers failed", {0: RuntimeError("Gloo: closed"), 1: MemoryError("no room")})
     assert classify(gang).kind == Kind.HOST_MEMORY
     assert classify(gang).reason == "MemoryError: no room"

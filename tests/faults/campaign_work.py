@@ -15,11 +15,13 @@ from pathlib import Path
 from trainers.step_log import StepLog
 
 STEP_S = 0.1
-EVALUATION_S = 0.4
+SAMPLE_S = 0.1
 PADDING = "." * 50_000
 
 
-def train(cell_dir: Path, cell: dict, *, data_dir=None, keep_steps=(), should_stop=lambda: False) -> None:
+def train(
+    cell_dir: Path, cell: dict, *, data_dir=None, keep_steps=(), should_stop=lambda: False, step_s: float = STEP_S
+) -> None:
     """Go on from the newest checkpoint that can be read."""
     steps, every = cell["train"]["steps"], cell["train"]["checkpoint_every"]
     log = StepLog(cell_dir / "metrics.jsonl")
@@ -36,9 +38,9 @@ def train(cell_dir: Path, cell: dict, *, data_dir=None, keep_steps=(), should_st
         break
     print(f"going on from step {done}")
     for step in range(done + 1, steps + 1):
-        time.sleep(STEP_S)
+        time.sleep(step_s)
         value = hashlib.sha256(f"{value} {step}".encode()).hexdigest()
-        log.append(step, {"reward/mean": score(value), "perf/step_s": STEP_S})
+        log.append(step, {"reward/mean": score(value), "perf/step_s": step_s})
         print(f"step {step}", flush=True)
         if step % every == 0 or step in keep_steps or step == steps:
             save(cell_dir / "checkpoints" / f"step-{step}", step, value)
@@ -46,12 +48,12 @@ def train(cell_dir: Path, cell: dict, *, data_dir=None, keep_steps=(), should_st
             return
 
 
-def evaluate(checkpoint: Path, evaluation: dict, out_dir: Path, *, data_dir=None) -> None:
+def evaluate(checkpoint: Path, evaluation: dict, out_dir: Path, *, data_dir=None, sample_s: float = SAMPLE_S) -> None:
     """The score is the checkpoint's state."""
     found = load(checkpoint)
     with (out_dir / "gen_short.jsonl").open("w") as samples:
         for i in range(4):
-            time.sleep(EVALUATION_S / 4)
+            time.sleep(sample_s)
             samples.write(json.dumps({"sample": i}) + "\n")
             samples.flush()
     partial = out_dir / ".summary"
