@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+import transformers
 
 from evals.engines import SamplingParams, TorchEngine, load_model, open_engine
+from evals.engines.attention import grouped_sdpa
 
 PROMPTS = [
     "Q: Compute 17 + 8 - 5.\nA:",
@@ -56,6 +58,90 @@ def test_a_response_does_not_depend_on_the_rest_of_the_batch(engine):
     ids = [[sample.token_ids for sample in group] for group in together]
     assert ids == [[sample.token_ids for sample in group] for group in alone]
     assert ids == [[sample.token_ids for sample in group] for group in reversed_order]
+
+
+@pytest.fixture
+def few_rows(monkeypatch):
+    """At most three responses at a time, so that most prompts have to wait."""
+    monkeypatch.setattr("evals.engines.torch_engine.MAX_ROWS", 3)
+
+
+def test_a_response_does_not_depend_on_when_its_prompt_was_read(engine, monkeypatch):
+    params = SamplingParams(n=4, max_tokens=40, seed=11)
+    together = engine.generate(PROMPTS, params)
+    for rows in (2, 7):
+        monkeypatch.setattr("evals.engines.torch_engine.MAX_ROWS", rows)
+        for group, expected in zip(engine.generate(PROMPTS, params), together, strict=True):
+            assert [sample.token_ids for sample in group] == [sample.token_ids for sample in expected]
+            for sample, other in zip(group, expected, strict=True):
+                assert sample.logprobs == pytest.approx(other.logprobs, abs=2e-5)
+                assert (sample.text, sample.truncated) == (other.text, other.truncated)
+
+
+def test_the_same_call_gives_the_same_bits(engine, few_rows):
+    params = SamplingParams(n=4, max_tokens=40, seed=11)
+    first, second = (engine.generate(PROMPTS, params) for _ in range(2))
+    assert first == second
+
+
+def forward_shapes(model, call):
+    """Shape of the ids of each forward pass during `call`."""
+    shapes = []
+
+    def note(_module, _arguments, options):
+        shapes.append(tuple(options["input_ids"].shape))
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    result = call()
+    handle.remove()
+    return shapes, result
+
+
+def test_waiting_prompts_take_the_place_of_finished_responses(engine, loaded, few_rows):
+    params = SamplingParams(n=4, max_tokens=90, seed=3)
+    shapes, groups = forward_shapes(loaded[0], lambda: engine.generate(PROMPTS, params))
+    decoded = [rows for rows, width in shapes if width == 1]
+    lengths = [len(sample.token_ids) for group in groups for sample in group]
+    # Every token was computed once, in a batch that stayed full until no prompt was left to wait.
+    assert sum(decoded) == sum(lengths)
+    assert max(decoded) == 3
+    full = max(step for step, rows in enumerate(decoded) if rows == 3)
+    assert set(decoded[: full + 1]) == {3}
+    assert len(decoded) - full - 1 <= max(lengths)
+
+
+def test_the_copies_of_a_prompt_are_read_once(engine, loaded):
+    shapes, _ = forward_shapes(loaded[0], lambda: engine.generate(PROMPTS, SamplingParams(n=5, max_tokens=4)))
+    longest = max(len(loaded[1](prompt, add_special_tokens=False)["input_ids"]) for prompt in PROMPTS)
+    assert shapes == [(4, longest - 1)] + [(20, 1)] * 4
+
+
+def test_prompts_are_read_a_limited_number_of_tokens_at_a_time(engine, loaded, monkeypatch):
+    params = SamplingParams(n=2, max_tokens=4, seed=1)
+    expected = engine.generate(PROMPTS, params)
+    monkeypatch.setattr("evals.engines.torch_engine.PREFILL_TOKENS", 50)
+    shapes, groups = forward_shapes(loaded[0], lambda: engine.generate(PROMPTS, params))
+    assert all(rows * width <= 50 for rows, width in shapes if width > 1)
+    assert [[s.token_ids for s in group] for group in groups] == [[s.token_ids for s in group] for group in expected]
+
+
+def test_the_cache_is_limited(engine, loaded, monkeypatch):
+    params = SamplingParams(n=4, max_tokens=20)
+    longest = max(len(loaded[1](prompt, add_special_tokens=False)["input_ids"]) for prompt in PROMPTS)
+    row_bytes = 2 * 3 * 3 * 32 * 4 * (longest + 20)
+    monkeypatch.setattr("evals.engines.torch_engine.CACHE_BYTES", 5 * row_bytes)
+    shapes, groups = forward_shapes(loaded[0], lambda: engine.generate(PROMPTS, params))
+    assert max(rows for rows, _ in shapes) == 5
+    assert [len(group) for group in groups] == [4] * 4
+
+
+def test_a_prompt_of_one_token(engine, loaded):
+    model, tokenizer = loaded
+    ids = tokenizer("Q", return_tensors="pt", add_special_tokens=False)["input_ids"]
+    assert ids.shape == (1, 1)
+    expected = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+    sample = engine.generate(["Q"], SamplingParams(temperature=0, max_tokens=12))[0][0]
+    assert sample.token_ids == expected[0, 1:].tolist()
 
 
 def test_seeds_differ_within_a_group_and_between_runs(engine):
@@ -161,6 +247,57 @@ def test_shared_key_value_heads_give_what_transformers_gives(loaded):
         prompt_ids = loaded[1](prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
         greedy = reference.generate(prompt_ids, max_new_tokens=12, do_sample=False, pad_token_id=0)
         assert sample.token_ids == greedy[0, prompt_ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("kv_heads", [6, 2, 1])
+def test_one_query_per_row_gives_what_pytorch_gives(kv_heads):
+    torch.manual_seed(0)
+    query, key, value = torch.randn(5, 6, 1, 8), torch.randn(5, kv_heads, 9, 8), torch.randn(5, kv_heads, 9, 8)
+    visible = torch.rand(5, 1, 1, 9) > 0.4
+    visible[..., 0] = True
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=visible, enable_gqa=True, scale=0.3
+    ).transpose(1, 2)
+    for mask in (visible, torch.where(visible, 0.0, -torch.inf)):
+        attended, _ = grouped_sdpa(torch.nn.Module(), query, key, value, mask, scaling=0.3)
+        torch.testing.assert_close(attended, expected, rtol=0, atol=1e-6)
+
+
+def sliding_model(name, tokenizer):
+    """A random model of two layers of which one or both see six tokens back only."""
+    shape = {
+        "vocab_size": len(tokenizer), "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 64, "eos_token_id": tokenizer.eos_token_id, "sliding_window": 6,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    if name == "mistral":
+        config = transformers.MistralConfig(**shape)
+    else:
+        config = transformers.Qwen2Config(
+            **shape, use_sliding_window=True, layer_types=["sliding_attention", "full_attention"]
+        )
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa_grouped").eval()
+    for parameter in model.parameters():
+        parameter.data *= 3  # far from uniform, so that greedy decoding has no near ties
+    return model
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2"])
+def test_sliding_windows_give_what_transformers_gives(loaded, few_rows, name):
+    tokenizer = loaded[1]
+    model = sliding_model(name, tokenizer)
+    groups = TorchEngine(model, tokenizer).generate(PROMPTS, SamplingParams(temperature=0, max_tokens=20))
+    for prompt, (sample,) in zip(PROMPTS, groups, strict=True):
+        ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        expected = model.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+        assert sample.token_ids == expected[0, ids.shape[1] :].tolist()
+
+
+def test_layers_without_a_known_cache_are_refused(loaded):
+    model = sliding_model("qwen2", loaded[1])
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(ValueError, match=r"linear_attention layers \(qwen2\); use the vllm engine"):
+        TorchEngine(model, loaded[1])
 
 
 def test_engines_have_names():

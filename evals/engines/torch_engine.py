@@ -1,32 +1,37 @@
 """Batched generation in plain PyTorch with any Transformers causal language model, on any machine."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicCache
 
 from evals.engines.interface import Engine, Request, Sample, SamplingParams, sample_seed
+from evals.engines.kv_cache import RowCache
 
 CACHE_BYTES = 2**30
-"""Largest key-value cache of one batch, in bytes; more responses are generated in further batches."""
+"""Largest key-value cache, in bytes; responses that do not fit wait until others have finished."""
 MAX_ROWS = 512
-"""Largest batch. Beyond it a larger one no longer makes decoding cheaper per token on CPUs."""
-
-
-COMPACT_BELOW = 0.85
-"""Finished rows leave once the going ones are at most this share of the batch: leaving copies the cache."""
+"""Most responses at a time. Beyond it a larger batch no longer makes decoding cheaper per token on CPUs."""
+DROP_SHARE = 0.125
+"""Finished rows leave once they are this share of the batch: each time costs about as much as a decoding step."""
+PREFILL_TOKENS = 2**15
+"""Most prompt tokens read at a time, padding included."""
 
 
 class TorchEngine(Engine):
-    """Decodes with a key-value cache; rows that have finished leave the batch."""
+    """Decodes one batch with a key-value cache; finished rows leave it and waiting prompts take their place."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.config = model.config.get_text_config(decoder=True)
         self.stop_ids = _stop_ids(model, tokenizer)
+        self.stops = torch.tensor(sorted(self.stop_ids), device=model.device)
+        self.layer_kinds = _layer_kinds(self.config)
 
     @torch.inference_mode()
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[Sample]:
@@ -36,22 +41,27 @@ class TorchEngine(Engine):
         unique = list(dict.fromkeys(request.prompt for request in requests))
         encoded = dict(zip(unique, self.tokenizer(unique, add_special_tokens=False)["input_ids"], strict=True))
         self._check_fit(encoded, params)
-        # Prompts of similar length share a batch, so that little of it is padding.
-        order = sorted(range(len(requests)), key=lambda i: len(encoded[requests[i].prompt]))
-        batch_rows = self._rows_per_batch(max(map(len, encoded.values())) + params.max_tokens)
-        results: dict[int, Sample] = {}
+        prompts = [encoded[request.prompt] for request in requests]
+        # Prompts of similar length are read together, so that little of what is read is padding.
+        waiting = deque(sorted(range(len(requests)), key=lambda i: len(prompts[i])))
+        columns = max(map(len, prompts)) + params.max_tokens
+        batch = _Batch(min(len(requests), self._max_rows(columns)), columns, params.max_tokens, self.model.device)
+        finished: dict[int, tuple[list[int], list[float]]] = {}
         was_training = self.model.training
         self.model.eval()
-        for start in range(0, len(order), batch_rows):
-            batch = order[start : start + batch_rows]
-            prompts = [encoded[requests[i].prompt] for i in batch]
-            uniforms = np.stack([_uniforms(params, requests[i]) for i in batch])
-            token_ids, logprobs = self._decode(prompts, uniforms, params)
-            texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-            for i, prompt, ids, values, text in zip(batch, prompts, token_ids, logprobs, texts, strict=True):
-                results[i] = Sample(prompt, ids, values, text, truncated=ids[-1] not in self.stop_ids)
+        while waiting or batch.size:
+            while waiting and batch.free:
+                taken = _take(waiting, batch.free, prompts)
+                uniforms = np.stack([_uniforms(params, requests[i]) for i in taken])
+                self._admit(batch, taken, [prompts[i] for i in taken], uniforms)
+            self._decode(batch, params)
+            finished |= batch.drop_finished()
         self.model.train(was_training)
-        return [results[i] for i in range(len(requests))]
+        texts = self.tokenizer.batch_decode([finished[i][0] for i in range(len(requests))], skip_special_tokens=True)
+        return [
+            Sample(prompt, *finished[i], text, truncated=finished[i][0][-1] not in self.stop_ids)
+            for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
+        ]
 
     @torch.no_grad()
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -61,87 +71,58 @@ class TorchEngine(Engine):
             if own is not weight:
                 own.copy_(weight)
 
-    def _decode(
-        self, prompts: list[list[int]], uniforms: np.ndarray, params: SamplingParams
-    ) -> tuple[list[list[int]], list[list[float]]]:
-        """Token ids and log-probabilities of one response per row."""
-        device = self.model.device
-        num_rows, width = len(prompts), max(map(len, prompts))
-        limit = width + params.max_tokens
-        # Rows of one prompt are neighbours: read each prompt once and copy its cache.
+    def _admit(self, batch: "_Batch", taken: list[int], prompts: list[list[int]], uniforms: np.ndarray) -> None:
+        """Read the prompts of these requests and give each a row."""
+        # Copies of one prompt are neighbours: read it once. Its last token waits for the next decoding step, which
+        # every row needs anyway. Padding is on the right, where a causal model does not look.
         unique, copies = _runs(prompts)
-        ids = torch.zeros(len(unique), width, dtype=torch.long)
-        real = torch.zeros(len(unique), limit, dtype=torch.bool)
+        ids = torch.zeros(len(unique), max(1, max(map(len, unique)) - 1), dtype=torch.long)
         for row, prompt in enumerate(unique):
-            ids[row, width - len(prompt) :] = torch.tensor(prompt)
-            real[row, width - len(prompt) :] = True
-        padded = not bool(real.all())
-        ids, real = ids.to(device), real.to(device)
-        cache = self._new_cache()
+            ids[row, : len(prompt) - 1] = torch.tensor(prompt[:-1])
+        cache = DynamicCache()
+        self.model(input_ids=ids.to(self.model.device), past_key_values=cache, logits_to_keep=1)
+        batch.add(taken, prompts, uniforms, cache, copies)
+
+    def _decode(self, batch: "_Batch", params: SamplingParams) -> None:
+        """One more token for every row."""
+        rows, positions, done = batch.rows[: batch.size], batch.positions[: batch.size], batch.done[: batch.size]
+        batch.cache.expect(rows, positions, batch.columns)
         logits = self.model(
-            input_ids=ids,
-            attention_mask=_prefill_mask(real[:, :width]) if padded else None,
-            position_ids=(real[:, :width].cumsum(1) - 1).clamp(min=0),
-            past_key_values=cache,
+            input_ids=batch.ids[rows, positions][:, None],
+            attention_mask=self._mask(positions, batch.columns),
+            position_ids=positions[:, None],
+            past_key_values=batch.cache,
             logits_to_keep=1,
         ).logits[:, -1]
-        repeats = torch.tensor(copies, device=device)
-        expand = torch.repeat_interleave(torch.arange(len(unique), device=device), repeats)
-        cache.batch_select_indices(expand)
-        logits, real = logits[expand], real[expand]
-        positions = real[:, :width].sum(1)
+        made = positions + 1 - batch.prompt_lengths[: batch.size]
+        chosen, logprobs = _sample(logits.float(), batch.draws[rows, made], params)
+        # A finished row that is still here writes behind its end, where nobody looks, again and again.
+        batch.ids[rows, positions + 1] = chosen
+        batch.logprobs[rows, made] = logprobs
+        positions += ~done
+        done |= torch.isin(chosen, self.stops) | (made + 1 == params.max_tokens)
+        batch.columns = min(batch.columns + 1, batch.max_columns)
 
-        draws = torch.from_numpy(uniforms).to(device)
-        stops = torch.tensor(sorted(self.stop_ids), device=device)
-        tokens = torch.full((num_rows, params.max_tokens), -1, dtype=torch.long, device=device)
-        logprobs = torch.zeros(num_rows, params.max_tokens, device=device)
-        rows = torch.arange(num_rows, device=device)
-        going = torch.ones(num_rows, dtype=torch.bool, device=device)
-        for step in range(params.max_tokens):
-            chosen, chosen_logprobs = _sample(logits.float(), draws[rows, step], params)
-            tokens[rows, step] = torch.where(going, chosen, -1)
-            logprobs[rows, step] = chosen_logprobs
-            going = going & ~torch.isin(chosen, stops)
-            num_going = int(going.sum())
-            if step + 1 == params.max_tokens or num_going == 0:
-                break
-            if num_going <= COMPACT_BELOW * len(rows):
-                keep = going.nonzero()[:, 0]
-                cache.batch_select_indices(keep)
-                rows, chosen, real, positions = rows[keep], chosen[keep], real[keep], positions[keep]
-                going = going[keep]
-            seen = width + step + 1
-            logits = self.model(
-                input_ids=chosen[:, None],
-                attention_mask=real[:, None, None, :seen] if padded else None,
-                position_ids=positions[:, None],
-                past_key_values=cache,
-                logits_to_keep=1,
-            ).logits[:, -1]
-            positions = positions + 1
-        lengths = (tokens >= 0).sum(1).tolist()
-        token_rows, logprob_rows = tokens.tolist(), logprobs.tolist()
-        return (
-            [row[:length] for row, length in zip(token_rows, lengths, strict=True)],
-            [row[:length] for row, length in zip(logprob_rows, lengths, strict=True)],
-        )
+    def _mask(self, positions: Tensor, columns: int) -> Tensor | dict[str, Tensor]:
+        """What each row's newest token may look at, as Transformers wants it for this model: (R, 1, 1, columns)."""
+        back = (positions[:, None] - torch.arange(columns, device=positions.device))[:, None, None]
+        hidden = {"full_attention": back < 0}
+        if "sliding_attention" in self.layer_kinds:
+            hidden["sliding_attention"] = (back < 0) | (back >= self.config.sliding_window)
+        zero = torch.zeros((), dtype=self.model.dtype, device=positions.device)
+        masks = {kind: torch.where(hidden[kind], -torch.inf, zero) for kind in self.layer_kinds}
+        # A dictionary only where the layers differ: models of one kind of layer may not know the other's name.
+        return masks if len(masks) > 1 else masks[self.layer_kinds[0]]
 
-    def _new_cache(self) -> Cache:
-        kinds = getattr(self.model.config, "layer_types", None) or ["full_attention"]
-        if set(kinds) == {"full_attention"}:
-            return Cache(layer_class_to_replicate=GrowingLayer)
-        return DynamicCache(config=self.model.config)
-
-    def _rows_per_batch(self, tokens_per_row: int) -> int:
-        config = self.model.config
-        heads = config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        token_bytes = 2 * config.num_hidden_layers * kv_heads * head_dim * self.model.dtype.itemsize
-        return max(1, min(MAX_ROWS, CACHE_BYTES // (token_bytes * tokens_per_row)))
+    def _max_rows(self, columns: int) -> int:
+        heads = self.config.num_attention_heads
+        head_dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
+        kv_heads = getattr(self.config, "num_key_value_heads", None) or heads
+        token_bytes = 2 * self.config.num_hidden_layers * kv_heads * head_dim * self.model.dtype.itemsize
+        return max(1, min(MAX_ROWS, CACHE_BYTES // (token_bytes * columns)))
 
     def _check_fit(self, encoded: Mapping[str, list[int]], params: SamplingParams) -> None:
-        context = getattr(self.model.config, "max_position_embeddings", None)
+        context = getattr(self.config, "max_position_embeddings", None)
         for prompt, ids in encoded.items():
             if not ids:
                 raise ValueError("cannot generate from an empty prompt")
@@ -153,66 +134,96 @@ class TorchEngine(Engine):
                 )
 
 
-class GrowingLayer(DynamicLayer):
-    """A cache layer that writes into spare room instead of copying the whole cache for each token."""
+class _Batch:
+    """Responses in the making, one per row; the first `size` rows are in use."""
 
-    GROWTH = 64
-    """Tokens of room added at a time."""
+    def __init__(self, capacity: int, max_columns: int, max_tokens: int, device: torch.device) -> None:
+        self.capacity, self.max_columns = capacity, max_columns
+        self.size = 0
+        self.columns = 0
+        """Cache columns in use once the newest token of every row has been read."""
+        self.cache = RowCache(capacity, max_columns)
+        self.rows = torch.arange(capacity, device=device)
+        self.requests, self.prompt_lengths = torch.zeros_like(self.rows), torch.zeros_like(self.rows)
+        self.positions = torch.zeros_like(self.rows)
+        """Of each row's newest token, which is not in the cache yet."""
+        self.done = torch.zeros(capacity, dtype=torch.bool, device=device)
+        self.ids = torch.zeros(capacity, max_columns + 1, dtype=torch.long, device=device)
+        """Prompt and response."""
+        self.draws = torch.zeros(capacity, max_tokens + 1, device=device)
+        self.logprobs = torch.zeros(capacity, max_tokens + 1, device=device)
 
-    _length: int
-    _room_k: Tensor
-    _room_v: Tensor
+    @property
+    def free(self) -> int:
+        return self.capacity - self.size
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        """Append (B, H, Q, D) keys and values; returns all of them, (B, H, T, D)."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self._hold(key_states, value_states)
-            return key_states, value_states
-        start, end = self._length, self._length + key_states.shape[2]
-        if end > self._room_k.shape[2]:
-            self._hold(self._room_k[:, :, :start], self._room_v[:, :, :start])
-        self._room_k[:, :, start:end] = key_states
-        self._room_v[:, :, start:end] = value_states
-        self._length = end
-        self._expose()
-        return self._room_k[:, :, :end], self._room_v[:, :, :end]
+    def add(
+        self, requests: list[int], prompts: list[list[int]], draws: np.ndarray, cache: DynamicCache, copies: list[int]
+    ) -> None:
+        """Give each request a row; `cache` holds distinct prompts, the k-th of them for the next `copies[k]` rows."""
+        device = self.ids.device
+        new = slice(self.size, self.size + len(requests))
+        self.cache.add(self.size, cache, torch.arange(len(copies)).repeat_interleave(torch.tensor(copies)).to(device))
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        ids = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)] = torch.tensor(prompt)
+        self.ids[new, : ids.shape[1]] = ids.to(device)
+        self.requests[new] = torch.tensor(requests, device=device)
+        self.prompt_lengths[new] = lengths.to(device)
+        self.positions[new] = lengths.to(device) - 1
+        self.draws[new, :-1] = torch.from_numpy(draws).to(device)
+        self.done[new] = False
+        self.size += len(requests)
+        self.columns = max(self.columns, int(lengths.max()))
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows, which may repeat."""
-        self._hold(self._room_k[indices, :, : self._length], self._room_v[indices, :, : self._length])
+    def drop_finished(self) -> dict[int, tuple[list[int], list[float]]]:
+        """Drop finished rows if they are many; returns their token ids and log-probabilities by request."""
+        num_done = int(self.done[: self.size].sum())
+        if num_done == 0 or num_done < DROP_SHARE * self.size:
+            return {}
+        done = self.done[: self.size].nonzero()[:, 0]
+        starts, ends = self.prompt_lengths[done].tolist(), (self.positions[done] + 1).tolist()
+        ids, logprobs = self.ids[done].tolist(), self.logprobs[done].tolist()
+        finished = {
+            request: (ids[k][starts[k] : ends[k]], logprobs[k][: ends[k] - starts[k]])
+            for k, request in enumerate(self.requests[done].tolist())
+        }
+        self._close_gaps(done)
+        return finished
 
-    def _hold(self, keys: Tensor, values: Tensor) -> None:
-        self._length = keys.shape[2]
-        self._room_k, self._room_v = _widened(keys, self.GROWTH), _widened(values, self.GROWTH)
-        self._expose()
-
-    def _expose(self) -> None:
-        self.keys = self._room_k[:, :, : self._length]
-        self.values = self._room_v[:, :, : self._length]
-
-
-def _widened(states: Tensor, spare: int) -> Tensor:
-    """A copy of (B, H, T, D) states with room for `spare` more tokens."""
-    used = states.shape[2]
-    room = states.new_empty(*states.shape[:2], used + spare, states.shape[3])
-    room[:, :, :used] = states
-    return room
+    def _close_gaps(self, gaps: Tensor) -> None:
+        """Move the last rows in use to where rows have become free."""
+        left = self.size - len(gaps)
+        target = gaps[gaps < left]
+        source = self.rows[left : self.size][~self.done[left : self.size]]
+        self.cache.move(source, target, self.columns - 1)
+        for state in (
+            self.requests,
+            self.prompt_lengths,
+            self.positions,
+            self.done,
+            self.ids,
+            self.draws,
+            self.logprobs,
+        ):
+            state[target] = state[source]
+        self.size = left
+        self.columns = int(self.positions[:left].max()) + 1 if left else 0
 
 
 def _sample(logits: Tensor, draws: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     """One token per row and its log-probability: logits (R, V), draws (R,) uniform in [0, 1)."""
     if params.temperature == 0:
-        logprobs = logits.log_softmax(-1)
+        probs = logits.softmax(-1)
         chosen = logits.argmax(-1)
     else:
-        logprobs = (logits / params.temperature).log_softmax(-1)
-        probs = _nucleus(logprobs.exp(), params.top_p)
-        cdf = probs.cumsum(-1)
+        probs = (logits if params.temperature == 1 else logits / params.temperature).softmax(-1)
+        cdf = _nucleus(probs, params.top_p).cumsum(-1)
         # Inverse transform sampling: one uniform per token makes each response's randomness its own.
         target = draws[:, None] * cdf[:, -1:]
         chosen = torch.searchsorted(cdf, target, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
-    return chosen, logprobs.gather(1, chosen[:, None])[:, 0]
+    return chosen, probs.gather(1, chosen[:, None])[:, 0].log()
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
@@ -224,12 +235,18 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     return probs.scatter(1, order, ordered.masked_fill(outside, 0.0))
 
 
-def _prefill_mask(real: Tensor) -> Tensor:
-    """(R, 1, T, T) causal mask without padding keys; padding queries see themselves, so no row is empty."""
-    size = real.shape[1]
-    causal = torch.ones(size, size, dtype=torch.bool, device=real.device).tril()
-    itself = torch.eye(size, dtype=torch.bool, device=real.device)
-    return (causal & real[:, None, None, :]) | itself
+def _take(waiting: deque[int], room: int, prompts: Sequence[list[int]]) -> list[int]:
+    """The next requests, as many as there is room for and as can be read at a time."""
+    taken: list[int] = []
+    distinct = 0
+    while waiting and len(taken) < room:
+        prompt = prompts[waiting[0]]
+        is_new = not taken or prompt != prompts[taken[-1]]
+        if taken and (distinct + is_new) * len(prompt) > PREFILL_TOKENS:
+            break
+        distinct += is_new
+        taken.append(waiting.popleft())
+    return taken
 
 
 def _runs(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
@@ -255,3 +272,19 @@ def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set
     for source in (tokenizer.eos_token_id, getattr(model.generation_config, "eos_token_id", None)):
         ids.update(source if isinstance(source, list) else [source] if source is not None else [])
     return ids
+
+
+def _layer_kinds(config: PretrainedConfig) -> list[str]:
+    """The kinds of attention that the layers have.
+
+    Raises:
+        ValueError: a kind whose cache this engine does not know.
+    """
+    sliding = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention" if sliding else "full_attention"])
+    if unknown := kinds - {"full_attention", "sliding_attention"}:
+        raise ValueError(
+            f"the torch engine cannot generate with {', '.join(sorted(unknown))} layers ({config.model_type}); "
+            "use the vllm engine"
+        )
+    return sorted(kinds)
