@@ -56,7 +56,7 @@ def reward(table: pd.DataFrame, notes: Notes = ()) -> WordedFigure:
         "Mean reward of the responses sampled at each training step (1 = right, 0 = wrong, less penalties where a "
         "recipe has them), by the rule that trained."
     )
-    finding = findings.curve_ends(table[table.metric == view.metric])
+    finding = findings.curve_ends(table[table.metric == view.metric], "Mean reward")
     return one_view(table, table, view, Words("Training reward", caption, finding, notes))
 
 
@@ -71,7 +71,7 @@ def heldout_accuracy(table: pd.DataFrame, notes: Notes = ()) -> WordedFigure:
         f"Accuracy ({k}: mean over the samples of each problem) on the held-out split of the cell's own "
         "training set, at each evaluated checkpoint; step 0 is the base model."
     )
-    words = Words("Held-out accuracy", caption, findings.accuracy_gain(found), notes)
+    words = Words("Held-out accuracy", caption, findings.accuracy_gain(found, "Held-out accuracy"), notes)
     return one_view(table, found.assign(metric=view.metric), view, words)
 
 
@@ -85,7 +85,7 @@ def benchmark_accuracy(table: pd.DataFrame, notes: Notes = ()) -> WordedFigure:
         f"Mean of the accuracies on {findings.count(len(names), 'benchmark')} ({', '.join(names)}), at each evaluated "
         "checkpoint; step 0 is the base model."
     )
-    finding = findings.accuracy_gain(found[found.benchmark == runs.MEAN])
+    finding = findings.accuracy_gain(found[found.benchmark == runs.MEAN], "Mean accuracy")
     return one_view(table, table, view, Words("Benchmark accuracy", caption, finding, notes))
 
 

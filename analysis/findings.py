@@ -44,8 +44,8 @@ def count(num: int, noun: str) -> str:
     return f"{num} {noun}{'' if num == 1 else 's'}"
 
 
-def curve_ends(values: pd.DataFrame) -> str:
-    """Where each rule's curve of a metric logged at every step begins and ends."""
+def curve_ends(values: pd.DataFrame, what: str) -> str:
+    """Where each rule's curve of a metric logged at every step begins and ends. `what`: names the metric."""
     if values.empty:
         return ""
     steps = np.sort(values.step.unique())
@@ -54,10 +54,10 @@ def curve_ends(values: pd.DataFrame) -> str:
     last = _by_rule(values[values.step >= steps[-num]])
     changes = {rule: f"{number(first[rule])} to {number(last[rule])}" for rule in first.keys() & last.keys()}
     span = f"the first to the last {count(num, 'step')}" if num > 1 else "the first to the last step"
-    return _sentence(f"From {span}, mean over the panels", changes, values)
+    return _sentence(f"{what} from {span}", changes, values)
 
 
-def accuracy_gain(scores: pd.DataFrame) -> str:
+def accuracy_gain(scores: pd.DataFrame, what: str) -> str:
     """Accuracy before training and at the last step. `scores`: rows of one benchmark of `runs.scores`."""
     base, final = _by_rule(scores[scores.step == 0]), _by_rule(runs.final_scores(scores))
     if not final:
@@ -66,7 +66,7 @@ def accuracy_gain(scores: pd.DataFrame) -> str:
         rule: f"{number(base[rule])} to {number(final[rule])}" if rule in base else f"{number(final[rule])} at the end"
         for rule in final
     }
-    return _sentence("From the base model to the last step, mean over the panels", gains, scores)
+    return _sentence(f"{what} from the base model to the last step", gains, scores)
 
 
 def best_rules(accuracy: pd.DataFrame) -> str:
@@ -79,8 +79,8 @@ def best_rules(accuracy: pd.DataFrame) -> str:
     parts = [f"{rule} in {leads[rule]}" for rule in rules_of(means)]
     spread = table.max(axis=1) - table.min(axis=1)
     return (
-        f"Highest mean accuracy among {count(len(table), 'panel')} (ties count for each): {_join(parts)}. "
-        f"From the lowest rule to the highest it is {_range(spread, number)}."
+        f"Highest mean accuracy among {_pairs(len(table))} (ties count for each): {_join(parts)}. "
+        f"The highest rule is {_range(spread, number)} above the lowest."
     )
 
 
@@ -103,11 +103,11 @@ def differences(compared: pd.DataFrame) -> str:
     sentences = []
     for rule in rules_of(compared) if len(compared) else []:
         found = compared[compared.rule == rule]
-        text = f"{rule} − {found.baseline.iloc[0]}: {_range(found['mean'], signed)} over {count(len(found), 'panel')}"
+        text = f"Mean accuracy of {rule} minus that of {found.baseline.iloc[0]}: {_range(found['mean'], signed)}"
         known = found.dropna(subset="low")
         apart = int(((known.low > 0) | (known.high < 0)).sum())
-        text += f", and {apart} of {len(known)} intervals leave out zero" if len(known) else ""
-        sentences.append(f"{text}.")
+        text += f", and {apart} of {count(len(known), 'interval')} without zero" if len(known) else ""
+        sentences.append(f"{text} ({_pairs(len(found))}).")
     return " ".join(sentences)
 
 
@@ -125,20 +125,20 @@ def length_ratio(table: pd.DataFrame) -> str:
 def gap(table: pd.DataFrame) -> str:
     """The relative sign-length gap of the panels."""
     means = _extremes(_panel_means(table[table.metric == metric_names.SIGN_GAP_REL]), signed)
-    return f"Mean relative gap over all steps and runs: {means}." if means else ""
+    return f"Mean relative sign-length gap over all steps and runs: {means}." if means else ""
 
 
 def variation(table: pd.DataFrame) -> str:
     """The coefficient of variation of the panels."""
     means = _extremes(_panel_means(table[table.metric == metric_names.GROUP_CV]), number)
-    return f"Mean over all steps and runs: {means}." if means else ""
+    return f"Mean length variation over all steps and runs: {means}." if means else ""
 
 
 def counterfactual_share(table: pd.DataFrame, rules: Iterable[str]) -> str:
     """Share of its mass that each rule would put on negative responses, on everyone's rollouts."""
     means = {rule: _panel_means(negative_share(table, rule)) for rule in rules}
     shares = {rule: _range(by_panel.values(), percent) for rule, by_panel in means.items() if by_panel}
-    head = "Share of the mass on A < 0, mean over steps and runs, over the panels"
+    head = "Share of the mass on A < 0, mean over steps and runs, by model and data set"
     return f"{head}: {_listing(shares)}." if shares else ""
 
 
@@ -147,7 +147,7 @@ def own_share(shares: pd.DataFrame) -> str:
     rules = rules_of(shares) if len(shares) else []
     parts = {rule: _extremes(_panel_means(shares[shares.rule == rule]), percent) for rule in rules}
     parts = {rule: text for rule, text in parts.items() if text}
-    return f"Mean over steps and seeds: {_listing(parts)}." if parts else ""
+    return f"Share of its mass that a rule put on A < 0, mean over steps and seeds: {_listing(parts)}." if parts else ""
 
 
 def regimes(regime_table: pd.DataFrame) -> str:
@@ -160,14 +160,13 @@ def regimes(regime_table: pd.DataFrame) -> str:
         for name, found in regime_correlations(regime_table).items()
         if not np.isnan(found.estimate)
     ]
-    num = count(len(regime_table), "panel")
-    text = f"Correlation of token − sequence over {num} with {_join(parts)}" if parts else ""
+    text = f"Correlation of token − sequence over {_pairs(len(regime_table))}: with {_join(parts)}" if parts else ""
     if parts and len(regime_table) < MIN_PAIRS_TO_CORRELATE:
-        text += f" (an interval takes {MIN_PAIRS_TO_CORRELATE} panels)"
+        text += f" (an interval takes {MIN_PAIRS_TO_CORRELATE})"
     margins = regime_table.margin.dropna()
     if margins.empty:
         return f"{text}." if text else ""
-    lead = f"Balanced is ahead of both others in {int((margins > SAME).sum())} of {count(len(margins), 'panel')}"
+    lead = f"Balanced is ahead of both others in {int((margins > SAME).sum())} of {_pairs(len(margins))}"
     return f"{text + '. ' if text else ''}{lead}, its margin being {_range(margins, signed)}."
 
 
@@ -176,7 +175,9 @@ def drops(peak_table: pd.DataFrame) -> str:
     if peak_table.empty:
         return ""
     means = _by_rule(peak_table.assign(value=peak_table["drop"]))
-    sentence = _sentence("Mean drop over the panels", {rule: number(means[rule]) for rule in means}, peak_table)
+    sentence = _sentence(
+        "Mean drop from the best to the last checkpoint", {rule: number(means[rule]) for rule in means}, peak_table
+    )
     known = drop_differences(peak_table).dropna(subset="low")
     if known.empty:
         return sentence
@@ -229,6 +230,10 @@ def seeds_and_interval(seeds: pd.Series, over: Iterable[str] = (), mark: str = "
     return f"{found}; {mark}: 95 % interval {problems}{fewer}."
 
 
+def _pairs(num: int) -> str:
+    return f"{count(num, 'pair')} of model and data set"
+
+
 def _num_seeds(seeds: pd.Series) -> str:
     low, high = int(seeds.min()), int(seeds.max())
     return f"n = {count(low, 'seed')}" if low == high else f"n = {low} to {high} seeds"
@@ -249,13 +254,14 @@ def _by_rule(values: pd.DataFrame) -> dict[str, float]:
 def _sentence(head: str, by_rule: Mapping[str, str], values: pd.DataFrame) -> str:
     """Says so where a rule lacks a panel, because its mean is over others then."""
     num_panels = len(runs.panels(values))
+    head = f"{head}, mean over models and data sets" if num_panels > 1 else head
     own = values[["rule", *runs.PANEL]].drop_duplicates().groupby("rule", observed=True).size()
     parts = {
-        rule: text if own[rule] == num_panels else f"{text} ({own[rule]} of {num_panels} panels)"
+        rule: text if own[rule] == num_panels else f"{text} ({own[rule]} of {num_panels} pairs)"
         for rule, text in by_rule.items()
     }
     ordered = {rule: parts[rule] for rule in rules_of(values) if rule in parts}
-    return f"{head if num_panels > 1 else head.replace(', mean over the panels', '')}: {_listing(ordered)}."
+    return f"{head}: {_listing(ordered)}."
 
 
 def _panel_means(values: pd.DataFrame) -> dict[str, float]:
@@ -275,7 +281,7 @@ def _extremes(by_panel: Mapping[str, float], words: _Words) -> str:
     low, high = min(by_panel, key=by_panel.__getitem__), max(by_panel, key=by_panel.__getitem__)
     ends = words(by_panel[low]), words(by_panel[high])
     if ends[0] == ends[1]:
-        return f"{ends[0]} on every panel" if len(by_panel) > 1 else ends[0]
+        return f"{ends[0]} everywhere" if len(by_panel) > 1 else ends[0]
     return f"{ends[0]} ({low}) to {ends[1]} ({high})"
 
 

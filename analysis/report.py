@@ -44,7 +44,7 @@ SUMMARY = ("benchmark_accuracy", "final_accuracy", "accuracy_difference", "peak_
 WEIGHTS = {
     "sequence": "1 / (G · nᵢ)",
     "token": "1 / Σⱼ nⱼ",
-    "balanced": "(|S| / G) / T_S, where S is the set of responses with the sign of i, and T_S are its tokens",
+    "balanced": "(|S| / G) / T, where S are the responses whose advantage has the sign of i's, and T their tokens",
     "constant": "1 / (G · L), where L is the length limit",
 }
 
@@ -203,7 +203,7 @@ def _method(loaded: LoggedRuns) -> str:
         f"<h3>Intervals</h3><p>All intervals are at 95 %, and none is given with fewer than {MIN_SEEDS} seeds. "
         "Means and paired differences have Student's t intervals over seeds; means over panels add the panels' "
         f"variances (Welch). {problems} Interquartile means have jackknife t intervals, leaving out one seed at a "
-        "time; those of probabilities are exact for normal differences; correlations have Fisher's z intervals.</p>"
+        "time; those of probabilities and correlations are exact for normally distributed values.</p>"
     )
 
 

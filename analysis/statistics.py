@@ -6,22 +6,22 @@ takes three values for a population. `benchmarks/analysis_coverage.py` measures 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
-from scipy.special import gammaincinv, ndtr, ndtri, stdtrit
+from scipy.special import gammaincinv, ndtr, stdtrit
 
 MIN_SEEDS = 3
 """Below this many seeds an interval says more about the formula than about the runs, so none is given."""
 MIN_PAIRS_TO_CORRELATE = 4
-"""Fisher's z has a variance of 1 / (n - 3)."""
+"""Of three pairs almost any correlation is possible."""
 LEVEL = 0.95
 
-# Gauss-Legendre on (0, 1).
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(400)
+# Gauss-Legendre on (0, 1): expectations as means over quantiles.
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(80)
 _NODES, _WEIGHTS = (1 + _NODES) / 2, _WEIGHTS / 2
 
 
@@ -177,20 +177,17 @@ def improvement_probability(differences: ArrayLike, level: float = LEVEL) -> Int
     estimate = float(ndtr(effect))
     if num_seeds < MIN_SEEDS:
         return Interval(estimate, math.nan, math.nan)
-    root, freedom = math.sqrt(num_seeds), num_seeds - 1
-    # P(T <= t) of the noncentral t, as the mean over the quantiles of the estimated std.
-    ratios = np.sqrt(2 * gammaincinv(freedom / 2, _NODES) / freedom)
-
-    def excess(noncentrality: float, probability: float) -> float:
-        return float(_WEIGHTS @ ndtr(effect * root * ratios - noncentrality)) - probability
-
-    reach = 10 + abs(effect) * root * float(ratios[-1])
-    low, high = (brentq(excess, -reach, reach, (tail,)) / root for tail in ((1 + level) / 2, (1 - level) / 2))
+    # The statistic is (Z + d sqrt n) / (chi / sqrt(n - 1)), d the true effect and Z normal.
+    scales = effect * math.sqrt(num_seeds / (num_seeds - 1)) * _chi(num_seeds - 1)
+    low, high = _invert(lambda true_effect: _WEIGHTS @ ndtr(scales - true_effect * math.sqrt(num_seeds)), effect, level)
     return Interval(estimate, float(ndtr(low)), float(ndtr(high)))
 
 
 def correlation(x: ArrayLike, y: ArrayLike, level: float = LEVEL) -> Interval:
-    """Pearson's correlation of paired values with Fisher's z interval.
+    """Pearson's correlation of paired values, with the interval that is exact for normally distributed pairs.
+
+    It inverts Ruben's (1966) representation of the sample correlation: r / sqrt(1 - r^2) is distributed as
+    (Z + rho / sqrt(1 - rho^2) chi_{n-1}) / chi_{n-2}. Fisher's z covers too often with so few pairs.
 
     Args:
         x, y: (num_pairs,); pairs with a NaN are left out.
@@ -202,14 +199,16 @@ def correlation(x: ArrayLike, y: ArrayLike, level: float = LEVEL) -> Interval:
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     both = ~(np.isnan(x) | np.isnan(y))
     x, y = x[both], y[both]
-    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+    num_pairs = len(x)
+    if num_pairs < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return Interval(math.nan, math.nan, math.nan)
     estimate = float(np.clip(np.corrcoef(x, y)[0, 1], -1, 1))
-    if len(x) < MIN_PAIRS_TO_CORRELATE or abs(estimate) == 1:
+    if num_pairs < MIN_PAIRS_TO_CORRELATE or abs(estimate) > 1 - 1e-12:
         return Interval(estimate, math.nan, math.nan)
-    half_width = float(ndtri((1 + level) / 2)) / math.sqrt(len(x) - 3)
-    middle = math.atanh(estimate)
-    return Interval(estimate, math.tanh(middle - half_width), math.tanh(middle + half_width))
+    slope = estimate / math.sqrt(1 - estimate**2)
+    scales, pulls = slope * _chi(num_pairs - 2)[:, None], _chi(num_pairs - 1)
+    low, high = _invert(lambda true_slope: _WEIGHTS @ ndtr(scales - true_slope * pulls) @ _WEIGHTS, slope, level)
+    return Interval(estimate, low / math.sqrt(1 + low**2), high / math.sqrt(1 + high**2))
 
 
 def peak_to_last(curves: ArrayLike) -> NDArray[np.float64]:
@@ -240,3 +239,23 @@ def _t_interval(estimate: float, parts: Sequence[tuple[float, float]], level: fl
     freedom = variance**2 / sum(part**2 / own for part, own in parts)
     half_width = float(stdtrit(freedom, (1 + level) / 2)) * math.sqrt(variance)
     return Interval(estimate, estimate - half_width, estimate + half_width)
+
+
+def _chi(freedom: int) -> NDArray[np.float64]:
+    """Quantiles of the chi distribution at `_NODES`."""
+    return np.sqrt(2 * gammaincinv(freedom / 2, _NODES))
+
+
+def _invert(probability: Callable[[float], float], near: float, level: float) -> tuple[float, float]:
+    """The parameters under which a value as low, or as high, as the one seen has half of what is outside `level`.
+
+    Args:
+        probability: of a value no higher than the one seen, falling in the parameter.
+        near: an estimate of the parameter.
+    """
+    reach = 100 * (1 + abs(near))
+    ends = [
+        brentq(lambda parameter, tail=tail: float(probability(parameter)) - tail, -reach, reach, xtol=1e-7)
+        for tail in ((1 + level) / 2, (1 - level) / 2)
+    ]
+    return ends[0], ends[1]

@@ -30,7 +30,8 @@ PAPER_TABLE = {
 PAPER_SCOPE = "group"
 DIGITS = 4
 NO_VALUE = "–"
-TEXT_COLUMNS = {*PANEL, "step", "rule"}
+WORDS = {"model": "model", "dataset": "data set", "scope": "scope"}
+TEXT_COLUMNS = {*WORDS.values(), "step", "rule"}
 
 
 class Markup(NamedTuple):
@@ -111,9 +112,10 @@ def differences(loaded: LoggedRuns) -> Table:
     """Accuracy of every rule beside the baseline rule at the same seeds. Numbers: see `comparisons.differences`."""
     numbers = comparisons.differences(loaded).drop(columns="values")
     baseline = comparisons.baseline_of(loaded.metrics)
+    chance = f"Probability: that a new seed ends higher than with {baseline}, for normally distributed differences. "
+    chance = chance if numbers.probability.notna().any() else ""
     caption = (
-        f"Mean accuracy at the last step minus that of {baseline} at the same seed. Probability: that a new seed ends "
-        f"higher than with {baseline}, for normally distributed differences. "
+        f"Mean accuracy at the last step minus that of {baseline} at the same seed. {chance}"
         f"{seeds_and_interval(numbers.seeds, numbers.over, mark='brackets', means=True)}"
     )
 
@@ -122,7 +124,8 @@ def differences(loaded: LoggedRuns) -> Table:
         shown["rule"] = [markup.escape(label) for label in _labels(numbers.rule)]
         shown["seeds"] = numbers.seeds.astype(str)
         shown[f"minus {baseline}"] = _with_ends(numbers, "mean", _signed, markup)
-        shown["probability"] = _with_ends(numbers, "probability", percent, markup)
+        if numbers.probability.notna().any():
+            shown["probability"] = _with_ends(numbers, "probability", percent, markup)
         return shown
 
     return Table("differences", f"Difference to {baseline}", numbers, caption, display)
@@ -135,19 +138,19 @@ def overall(loaded: LoggedRuns) -> Table:
     over = [comparisons.SEEDS] * int(numbers.mean_low.notna().any())
     seeds = seeds_and_interval(numbers.seeds, over, "brackets", means=True)
     caption = (
-        "Over the panels that have every rule: mean accuracy; interquartile mean of all scores by panel, benchmark and "
-        f"seed; mean difference to {baseline} at the same seeds. {seeds}"
+        "Over the pairs of model and data set that have every rule: mean accuracy; interquartile mean of all scores by "
+        f"pair, benchmark and seed; mean difference to {baseline} at the same seeds. {seeds}"
     )
 
     def display(markup: Markup) -> pd.DataFrame:
         shown = pd.DataFrame({"rule": [markup.escape(label) for label in _labels(numbers.rule)]})
-        shown["panels"], shown["seeds"] = numbers.panels.astype(str), numbers.seeds.astype(str)
+        shown["pairs"], shown["seeds"] = numbers.panels.astype(str), numbers.seeds.astype(str)
         shown["mean"] = _with_ends(numbers, "mean", _number, markup)
         shown["interquartile mean"] = _with_ends(numbers, "iqm", _number, markup)
         shown[f"minus {baseline}"] = _with_ends(numbers, "difference", _signed, markup)
         return shown
 
-    return Table("overall", "All panels together", numbers, caption, display)
+    return Table("overall", "All models and data sets together", numbers, caption, display)
 
 
 def stability(loaded: LoggedRuns) -> Table:
@@ -267,7 +270,7 @@ def _show_accuracy(numbers: pd.DataFrame, rules: list[str], markup: Markup) -> p
 def _panels(numbers: pd.DataFrame, markup: Markup) -> pd.DataFrame:
     """The text columns of a panel; the scope only where the table holds more than one."""
     names = [name for name in PANEL if name != "scope" or numbers.scope.nunique() > 1]
-    return pd.DataFrame({name: [markup.escape(str(text)) for text in numbers[name]] for name in names})
+    return pd.DataFrame({WORDS[name]: [markup.escape(str(text)) for text in numbers[name]] for name in names})
 
 
 def _labels(rules: Iterable[str]) -> list[str]:

@@ -266,7 +266,10 @@ def test_regime_map_places_and_numbers_every_panel():
         assert [text.get_text() for text in ax.texts] == ["1 (+0.010)", "2 (−0.005)", "3 (+0.020)"]
     assert figure.axes[0].get_xlabel() == "Relative sign-length gap"
     assert "1: m0 · d; 2: m1 · d; 3: m2 · d." in text_of(figure)
-    assert "Balanced is ahead of both others in 2 of 3 panels, its margin being −0.005 to +0.020" in text_of(figure)
+    assert (
+        "Balanced is ahead of both others in 2 of 3 pairs of model and data set, its margin being −0.005 to +0.020"
+        in text_of(figure)
+    )
 
 
 def test_regime_map_without_balanced_runs_has_no_margin():

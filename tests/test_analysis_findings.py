@@ -31,21 +31,24 @@ def test_curves_from_their_first_to_their_last_tenth():
     table = logged(
         {("token", "a", 0): curve, ("token", "a", 1): {step: 2 * v for step, v in curve.items()}}, "reward/mean"
     )
-    assert findings.curve_ends(table) == "From the first to the last 2 steps: token 0.300 to 1.200."
+    assert findings.curve_ends(table, "Reward") == "Reward from the first to the last 2 steps: token 0.300 to 1.200."
 
 
 def test_a_rule_that_lacks_a_panel_is_said_to():
     flat = {1: 0.5, 2: 0.5}
     values = {("sequence", "a", 0): flat, ("sequence", "b", 0): {1: 0.1, 2: 0.3}, ("token", "a", 0): flat}
-    assert findings.curve_ends(logged(values, "reward/mean")) == (
-        "From the first to the last step, mean over the panels: sequence 0.300 to 0.400, token 0.500 to 0.500 "
-        "(1 of 2 panels)."
+    assert findings.curve_ends(logged(values, "reward/mean"), "Reward") == (
+        "Reward from the first to the last step, mean over models and data sets: sequence 0.300 to 0.400, token 0.500 "
+        "to 0.500 (1 of 2 pairs)."
     )
 
 
 def test_accuracy_from_the_base_model_to_the_last_step():
     table = scores(logged({("balanced", "a", 0): {0: 0.4, 20: 0.9, 40: 0.7}}, names.EVAL_MEAN))
-    assert findings.accuracy_gain(table) == "From the base model to the last step: balanced 0.400 to 0.700."
+    assert (
+        findings.accuracy_gain(table, "Accuracy")
+        == "Accuracy from the base model to the last step: balanced 0.400 to 0.700."
+    )
 
 
 def accuracy(values: dict[tuple[str, str], float]) -> pd.DataFrame:
@@ -56,8 +59,8 @@ def accuracy(values: dict[tuple[str, str], float]) -> pd.DataFrame:
 def test_the_best_rule_is_counted_and_ties_count_for_each():
     table = accuracy({("sequence", "a"): 0.5, ("token", "a"): 0.52, ("sequence", "b"): 0.6, ("token", "b"): 0.6})
     assert findings.best_rules(table) == (
-        "Highest mean accuracy among 2 panels (ties count for each): sequence in 1 and token in 2. From the lowest "
-        "rule to the highest it is 0.000 to 0.020."
+        "Highest mean accuracy among 2 pairs of model and data set (ties count for each): sequence in 1 and token in "
+        "2. The highest rule is 0.000 to 0.020 above the lowest."
     )
     assert findings.best_rules(accuracy({("token", "a"): 0.5})) == ""
 
@@ -70,9 +73,12 @@ def compared(rows: list[tuple[float, float, float]]) -> pd.DataFrame:
 def test_differences_count_the_intervals_without_zero():
     some = compared([(0.02, 0.01, 0.03), (-0.01, -0.02, 0.001), (0.0, np.nan, np.nan)])
     assert findings.differences(some) == (
-        "token − sequence: −0.010 to +0.020 over 3 panels, and 1 of 2 intervals leave out zero."
+        "Mean accuracy of token minus that of sequence: −0.010 to +0.020, and 1 of 2 intervals without zero (3 pairs "
+        "of model and data set)."
     )
-    assert findings.differences(compared([(0.02, np.nan, np.nan)])) == "token − sequence: +0.020 over 1 panel."
+    assert findings.differences(compared([(0.02, np.nan, np.nan)])) == (
+        "Mean accuracy of token minus that of sequence: +0.020 (1 pair of model and data set)."
+    )
 
 
 def test_lengths_name_their_extreme_panels():
@@ -87,7 +93,7 @@ def test_lengths_name_their_extreme_panels():
         "with A > 0."
     )
     gap = logged({("token", "a", 0): {1: -0.4, 2: -0.2}}, names.SIGN_GAP_REL)
-    assert findings.gap(gap) == "Mean relative gap over all steps and runs: −0.300."
+    assert findings.gap(gap) == "Mean relative sign-length gap over all steps and runs: −0.300."
 
 
 def test_medians_are_over_responses_not_over_rows():
@@ -111,10 +117,11 @@ def test_correlations_come_with_their_interval_or_with_why_there_is_none():
     found = comparisons.regime_correlations(table)["gap"]
     expected = f"relative gap r = {found.estimate:+.2f} (95 % interval {found.low:+.2f} to {found.high:+.2f})"
     assert expected.replace("-", "−") in findings.regimes(table)
-    assert "Balanced is ahead of both others in 2 of 4 panels, its margin being −0.010 to +0.020." in findings.regimes(
-        table
+    assert (
+        "Balanced is ahead of both others in 2 of 4 pairs of model and data set, its margin being −0.010 to +0.020."
+        in findings.regimes(table)
     )
-    assert "(an interval takes 4 panels)" in findings.regimes(table.iloc[:3])
+    assert "(an interval takes 4)" in findings.regimes(table.iloc[:3])
 
 
 @pytest.mark.parametrize(
@@ -138,6 +145,6 @@ def test_seeds_and_what_intervals_are_over(seeds: list[int], over: list[str], ex
 
 def test_nothing_logged_says_nothing():
     empty = logged({}, "x")
-    assert findings.curve_ends(empty) == findings.gap(empty) == findings.variation(empty) == ""
-    assert findings.length_ratio(empty) == findings.own_share(empty) == findings.accuracy_gain(scores(empty)) == ""
+    assert findings.curve_ends(empty, "") == findings.gap(empty) == findings.variation(empty) == ""
+    assert findings.length_ratio(empty) == findings.own_share(empty) == findings.accuracy_gain(scores(empty), "") == ""
     assert findings.counterfactual_share(empty, ["token"]) == ""

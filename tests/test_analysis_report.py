@@ -104,7 +104,7 @@ def test_findings_are_the_numbers_of_the_tables(page: Page, loaded: LoggedRuns):
     ends = [f"{value:+.3f}".replace("-", "−") for value in (found["mean"].min(), found["mean"].max())]
     apart = int(((found.low > 0) | (found.high < 0)).sum())
     text = " ".join(page.text.split())
-    assert f"balanced − sequence: {ends[0]} to {ends[1]} over 2 panels, and {apart} of 2 intervals" in text
+    assert f"balanced minus that of sequence: {ends[0]} to {ends[1]}, and {apart} of 2 intervals without zero" in text
     assert "18 finished runs: 3 aggregation rules (sequence, token, balanced)" in text
     assert "n = 3 seeds per rule. 6 training steps each." in text
 
@@ -130,7 +130,7 @@ def test_one_seed_of_an_unfinished_grid_has_no_intervals_and_says_what_is_missin
     monkeypatch.setattr("analysis.report.MOST_SVG_BYTES", 1000)
     text = report_page(tables._replace(params=params, metrics=metrics), "one seed")
     assert "n = 1 seed: these are single runs, and no interval is given below 3." in text
-    assert "intervals leave out zero" not in text and "95 % interval over" not in text
+    assert "intervals without zero" not in text and "95 % interval over" not in text
     assert re.search(r'<div class="notes"><p>Missing 1 of 3 cells: token on gapped · chains seed 0 \(failed\)\.', text)
     # Drawings of many bytes are embedded as PNG.
     assert all(image["src"].startswith("data:image/png") for image in Page(text).images)

@@ -74,7 +74,7 @@ def test_three_seeds_give_mean_and_interval():
 
 def test_markdown_sets_the_best_in_bold_and_ties_too():
     lines = to_markdown(accuracy(runs_with_means(TINY)), ["One note."]).splitlines()
-    assert lines[0] == "| model | dataset | step | base model | sequence (GRPO) | token (DAPO) | balanced (BA) |"
+    assert lines[0] == "| model | data set | step | base model | sequence (GRPO) | token (DAPO) | balanced (BA) |"
     assert lines[1] == "|---|---|---|---:|---:|---:|---:|"
     assert lines[2] == "| tiny | chains | 40 | 0.2000 | 0.5000 | **0.6234** | 0.6100 |"
     # Equal to the digits shown: no rule is ahead of the other.
