@@ -88,3 +88,11 @@ def test_training_reaches_the_same_reward_with_either_engine(tmp_path, model):
     # 384 binary rewards in groups of 8 have a standard error of at most 0.05; three of them, for the difference.
     assert abs(late["torch"] - late["vllm"]) < 3 * 2**0.5 * 0.05
     assert late["vllm"] > rewards["vllm"][0]
+
+
+def test_two_workers_sample_with_an_engine_each(tmp_path):
+    distributed_cases.run(tmp_path, distributed_cases.cell(steps=3, rollout_engine="vllm"), 2)
+    rows = read_steps(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(row["metrics"]["policy/engine_kl"] < 1e-6 for row in rows)
+    assert len({row["metrics"]["length/mean"] for row in rows}) > 1

@@ -103,6 +103,7 @@ def train(
             log.info("stopping after step %d, as asked", step)
             break
     writer.finish()
+    engine.close()
 
 
 def make_learner(cell: dict[str, Any], recipe: Recipe, world: World) -> tuple[Learner, PreTrainedTokenizerBase]:

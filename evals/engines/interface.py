@@ -78,6 +78,9 @@ class Engine(ABC):
     def sleep(self) -> None:  # noqa: B027  not every engine has memory to give back
         """Give memory back while a trainer needs it. The next `update_weights` wakes the engine."""
 
+    def close(self) -> None:  # noqa: B027
+        """Release what the process would otherwise hold to its end. The engine cannot be used after."""
+
     def generate(self, prompts: Sequence[str], params: SamplingParams) -> list[list[Sample]]:
         """`params.n` samples per prompt, in the order of the prompts.
 

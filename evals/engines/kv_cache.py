@@ -1,5 +1,7 @@
 """A key-value cache whose rows come and go one by one, each with a length of its own."""
 
+from typing import Any
+
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
@@ -23,11 +25,12 @@ class RowCache(Cache):
 
     def add(self, row: int, prompts: DynamicCache, copies: Tensor) -> None:
         """Fill rows from `row` on: the i-th with the keys and values of prompt `copies[i]`."""
+        layers: list[Any] = prompts.layers
         if not self.rooms:
-            self.rooms = [(self._room(layer.keys), self._room(layer.values)) for layer in prompts.layers]
+            self.rooms = [(self._room(layer.keys), self._room(layer.values)) for layer in layers]
         width = prompts.get_seq_length()
         self._make_ready(width)
-        for room, layer in zip(self.rooms, prompts.layers, strict=True):
+        for room, layer in zip(self.rooms, layers, strict=True):
             for place, states in zip(room, (layer.keys, layer.values), strict=True):
                 place[row : row + len(copies), :, :width] = states[copies]
 

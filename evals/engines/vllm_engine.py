@@ -107,6 +107,10 @@ class VllmEngine(Engine):
             self._llm.sleep(level=2)
             self._asleep = True
 
+    def close(self) -> None:
+        """See `Engine.close`. Also takes down torch.distributed in this process, which vLLM shares."""
+        self._llm.llm_engine.engine_core.shutdown()
+
 
 def _repack_tied_head(model: Any) -> None:
     """CPU kernels compute with a packed copy of the output layer, which vLLM forgets where it is the embedding."""
