@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import json
 import os
+import secrets
 import tempfile
 import threading
 import time
@@ -53,6 +54,8 @@ def measure(scratch: Path, seconds_per_hour: float) -> dict:
         "NOOP_SECONDS_PER_HOUR": str(seconds_per_hour),
         "NOOP_SCHEDULE": str(schedule),
         "MLFLOW_TRACKING_URI": f"sqlite:///{scratch / 'mlflow.db'}",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(16),
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_gcs_server_port_wait_time_s": "120",
         "RAY_prestart_worker_first_driver": "0",

@@ -8,6 +8,7 @@ of the driver's memory, and how long `balagg plan` and `balagg status` take on t
 
 import argparse
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,8 @@ def measure(folder: Path, num_cells: int) -> None:
         "HOME": str(folder),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")]),
         "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(16),
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_gcs_server_port_wait_time_s": "120",
     }

@@ -4,8 +4,8 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,7 @@ def expand(
         grid = grid.model_copy(update={"seeds": list(seeds)})
     keep = [_parse_filter(text, grid) for text in only]
     drop = [_parse_filter(text, grid) for text in skip]
+    template = cache(partial(_template, config, grid_name))
     cells = []
     for seed in dict.fromkeys(grid.seeds):
         for model in dict.fromkeys(grid.models):
@@ -111,7 +112,7 @@ def expand(
                     point = {"rule": rule, "model": model, "dataset": dataset, "seed": str(seed)}
                     kept = all(point[axis] in values for axis, values in keep)
                     if kept and not any(point[axis] in values for axis, values in drop):
-                        cells.append(_cell(config, grid_name, rule, model, dataset, seed))
+                        cells.append(_cell(template(model, dataset), rule, seed))
     cells.sort(key=lambda cell: -cell.priority)
     if not cells:
         raise UserError(f"the filters leave no cell of grid {grid_name!r}")
@@ -133,16 +134,23 @@ def identity(value: Any) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:8]
 
 
-def _cell(config: Config, grid_name: str, rule: str, model: str, dataset: str, seed: int) -> Cell:
+def _cell(template: Cell, rule: str, seed: int) -> Cell:
+    resolved = template.config | {"rule": rule, "seed": seed}
+    name = f"{rule}-{template.model_name}-{template.dataset_name}-s{seed}-{identity(resolved)}"
+    return replace(template, id=name, config=resolved)
+
+
+def _template(config: Config, grid_name: str, model: str, dataset: str) -> Cell:
+    """What the cells of one model and data set share: all but rule, seed and id."""
     grid, entry = config.grids[grid_name], config.models[model]
     recipe = recipe_for(config, grid_name, model, dataset)
     resolved = json.loads(
         canonical_json(
             {
                 "grid": grid_name,
-                "rule": rule,
+                "rule": "",
                 "scope": grid.scope,
-                "seed": seed,
+                "seed": 0,
                 "model": {"name": model, **_model_identity(config, model)},
                 "dataset": {"name": dataset},
                 "train": asdict(recipe),
@@ -150,7 +158,7 @@ def _cell(config: Config, grid_name: str, rule: str, model: str, dataset: str, s
         )
     )
     return Cell(
-        id=f"{rule}-{model}-{dataset}-s{seed}-{identity(resolved)}",
+        id="",
         config=resolved,
         evaluate_steps=_evaluate_steps(grid, recipe.steps),
         evaluation=_evaluation(config, grid, model, dataset),

@@ -149,19 +149,35 @@ def write_atomic(path: Path, text: str, durable: bool = True) -> None:
 def open_cell(runs_dir: Path, cell: Cell) -> CellDir:
     """Create the cell's directory with its config.json and a pending state, unless they are there.
 
+    A config.json that cannot be read is written anew: the directory's name says what it was.
+
     Raises:
-        LedgerError: config.json is damaged or is not this cell's.
+        LedgerError: config.json is not this cell's.
     """
     folder = cell_dir(runs_dir, cell)
-    if folder.config.exists():
+    try:
         found = _read_json(folder.config)
+    except (FileNotFoundError, LedgerError):
+        write_atomic(folder.config, json.dumps(cell.config, indent=2) + "\n", durable=False)
+    else:
         if found != cell.config:
             raise LedgerError(f"{folder.config} was changed; delete {folder.path} to start this cell over")
-    else:
-        write_atomic(folder.config, json.dumps(cell.config, indent=2) + "\n")
     if not folder.state.exists():
         write_state(folder, "pending", "new")
     return folder
+
+
+def damaged(folder: CellDir) -> list[str]:
+    """What to say about the cell's own files that cannot be read; each is written anew."""
+    messages = []
+    for read in (lambda: _read_json(folder.config), lambda: read_state(folder)):
+        try:
+            read()
+        except FileNotFoundError:
+            continue
+        except LedgerError as error:
+            messages.append(f"{error}; it is written anew")
+    return messages
 
 
 def read_state(folder: CellDir) -> State | None:
@@ -385,4 +401,4 @@ def _read_json(path: Path) -> Any:
 
 
 def _damaged(path: Path, error: Exception) -> LedgerError:
-    return LedgerError(f"{path} is damaged ({error}); delete it, the other files hold the truth")
+    return LedgerError(f"{path} is damaged ({error})")

@@ -3,12 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from rich.table import Table
-
 from orchestrator import leases, ledger
 from orchestrator.cells import CellRun
 from orchestrator.estimate import Cost
 from orchestrator.ledger import LedgerError
+from orchestrator.listing import Listing
 from orchestrator.progress import STYLES, duration, styled
 from trainers.metric_names import EVAL_MEAN, HELDOUT, STEP_SECONDS
 
@@ -59,9 +58,9 @@ def what(run: CellRun) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def plan_table(runs: Sequence[CellRun], costs: Sequence[Cost | None]) -> Table:
+def plan_table(runs: Sequence[CellRun], costs: Sequence[Cost | None]) -> Listing:
     """What `run` would do, and what each cell costs."""
-    table = _table("cell", "state", "why", "would do", "estimate")
+    table = Listing("cell", "state", "why", "would do", "estimate")
     for run, cost in zip(runs, costs, strict=True):
         state, _ = describe(run)
         estimate = "" if not run.left else str(cost) if cost else "unknown"
@@ -69,7 +68,7 @@ def plan_table(runs: Sequence[CellRun], costs: Sequence[Cost | None]) -> Table:
     return table
 
 
-def status_table(runs: Sequence[CellRun], max_rows: int | None = None) -> Table:
+def status_table(runs: Sequence[CellRun], max_rows: int | None = None) -> Listing:
     """Where each cell stands. Where they do not all fit, those under way and failed go before the others."""
     described = [(run, *describe(run)) for run in runs]
     shown = described
@@ -77,7 +76,7 @@ def status_table(runs: Sequence[CellRun], max_rows: int | None = None) -> Table:
         rank = {"training": 0, "evaluating": 0, "failed": 1, "stopped": 2, "cancelled": 2, "pending": 3, "done": 4}
         first = sorted(range(len(runs)), key=lambda i: rank[described[i][1]])[:max_rows]
         shown = [described[i] for i in sorted(first)]
-    table = _table("cell", "state", "step", "evaluated", "accuracy", "why")
+    table = Listing("cell", "state", "step", "evaluated", "accuracy", "why")
     for run, state, reason in shown:
         table.add_row(
             run.cell.id,
@@ -88,7 +87,6 @@ def status_table(runs: Sequence[CellRun], max_rows: int | None = None) -> Table:
             reason,
         )
     table.caption = state_counts(state for _, state, _ in described)
-    table.caption_justify = "left"
     return table
 
 
@@ -100,12 +98,12 @@ def state_counts(states: Iterable[str]) -> str:
     return f"{number} cell{'s' * (number != 1)}: {listed}"
 
 
-def final_table(runs: Sequence[CellRun]) -> Table:
+def final_table(runs: Sequence[CellRun]) -> Listing:
     """What came out: the base model's and the last checkpoint's accuracy, per cell."""
     heldout = f"eval/{HELDOUT}_avg_at_"
-    table = _table("rule", "model", "data set", "seed", "steps", "time")
+    table = Listing("rule", "model", "data set", "seed", "steps", "time")
     for title in ("benchmarks base", "last", "held out base", "last"):
-        table.add_column(title, justify="right")
+        table.add_column(title, right=True)
     for run in runs:
         cell = run.cell
         seconds = run.tail.total(STEP_SECONDS)
@@ -116,9 +114,9 @@ def final_table(runs: Sequence[CellRun]) -> Table:
     return table
 
 
-def failure_table(runs: Iterable[CellRun]) -> Table:
+def failure_table(runs: Iterable[CellRun]) -> Listing:
     """Every cell that failed, with the reason and where to read more."""
-    table = _table("failed cell", "why", "log")
+    table = Listing("failed cell", "why", "log")
     for run in runs:
         if run.error:
             table.add_row(run.cell.id, run.error, str(run.folder.log))
@@ -142,10 +140,3 @@ def _steps(steps: Sequence[int]) -> str:
 def _score(run: CellRun, step: int, prefix: str) -> str:
     metrics = run.summaries.get(step, {}).get("metrics", {})
     return next((f"{value:.3f}" for key, value in metrics.items() if key.startswith(prefix)), "")
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table

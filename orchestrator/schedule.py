@@ -284,14 +284,12 @@ class Scheduler:
         run.elsewhere = False
         self._active[run.cell.id] = run
         try:
+            for message in ledger.damaged(run.folder):
+                self._watcher.say(f"{run.cell.id}: {message}")
             ledger.open_cell(self._runs_dir, run.cell)
         except LedgerError as error:
             self._fail(run, str(error))
             return False
-        try:
-            ledger.read_state(run.folder)
-        except LedgerError as error:
-            self._watcher.say(f"{run.cell.id}: {error}; it is written anew")
         # Another command may have worked on it since we looked.
         look_again(run)
         if gone := _lost_checkpoints(run):

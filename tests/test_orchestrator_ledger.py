@@ -113,7 +113,7 @@ def test_a_state_keeps_its_times(folder):
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"state": "odd", "reason": "", "since": "", "created": ""}', "{}"])
 def test_a_damaged_state_is_a_message_and_can_be_replaced(folder, content):
     folder.state.write_text(content)
-    with pytest.raises(LedgerError, match=r"state.json is damaged .*; delete it"):
+    with pytest.raises(LedgerError, match=r"state.json is damaged \("):
         ledger.read_state(folder)
     ledger.write_state(folder, "pending", "anew")
     assert ledger.read_state(folder).reason == "anew"
@@ -123,9 +123,17 @@ def test_a_changed_config_is_refused(folder, cell, tmp_path):
     folder.config.write_text(json.dumps(cell.config | {"seed": 1}))
     with pytest.raises(LedgerError, match=r"config.json was changed; delete .* to start this cell over"):
         ledger.open_cell(tmp_path, cell)
+
+
+def test_a_damaged_config_is_named_and_written_anew(folder, cell, tmp_path):
+    assert ledger.damaged(folder) == []
     folder.config.write_text("{")
-    with pytest.raises(LedgerError, match=r"config\.json is damaged"):
-        ledger.open_cell(tmp_path, cell)
+    folder.state.write_text("")
+    config, state = ledger.damaged(folder)
+    assert config.startswith(f"{folder.config} is damaged (") and config.endswith("; it is written anew")
+    assert state.startswith(f"{folder.state} is damaged (")
+    ledger.open_cell(tmp_path, cell)
+    assert json.loads(folder.config.read_text()) == cell.config
 
 
 def test_readers_never_see_half_a_file(tmp_path):

@@ -8,9 +8,11 @@ are left, resources that Ray has free, the ledger. A table of the faults comes a
 """
 
 import argparse
+import io
 import json
 import os
 import random
+import secrets
 import shutil
 import signal
 import socket
@@ -21,7 +23,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,6 +145,7 @@ def make_world(seed: int, disk_mib: int = 24) -> Iterator[World]:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(16),
         "RAY_prestart_worker_first_driver": "0",
         "RAY_gcs_server_port_wait_time_s": START_WAIT_S,
     } | ENVIRONMENT
@@ -171,11 +174,11 @@ def free_port() -> int:
 
 
 def start_cluster(world: World) -> None:
-    """A head that runs no tasks, and nodes with one CPU and one made-up GPU each. Death is noticed within seconds."""
+    """A head that runs no tasks, and nodes with one CPU and one made-up GPU each; a death is noticed in seconds."""
     import ray
     from ray.cluster_utils import Cluster
 
-    health = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+    health = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 20}
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80 << 20, "_system_config": health}
     world.cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(NUM_NODES):
@@ -414,7 +417,10 @@ def check(this: Round, undisturbed: Outcome) -> None:
         require(rows == list(range(1, run.cell.steps + 1)), f"{run.cell.id} has steps {rows}")
         for place in (run.folder.claim, run.folder.training):
             require(not leases.is_held(place), f"{place} is still held")
-    require(outcome(this) == undisturbed, "metrics or scores differ from those of the undisturbed grid")
+    for cell, found in outcome(this).items():
+        for what, have, expect in zip(("metrics", "scores"), found, undisturbed[cell], strict=True):
+            wrong = [step for step in {**have, **expect} if have.get(step) != expect.get(step)]
+            require(not wrong, f"{cell}: {what} differ at steps {wrong}: {[have.get(s) for s in wrong[:2]]}")
     check_mlflow(this)
     wait_for(lambda: not left_over(this.world), 60, lambda: f"processes are left: {left_over(this.world)}")
     wait_for(lambda: all_free(this.world), 60, "Ray has resources in use, and nothing runs")
@@ -495,7 +501,8 @@ def undisturbed(world: World, real: bool) -> Outcome:
     else:
         for cell in this.cells:
             folder = ledger.open_cell(world.disk, cell)
-            campaign_work.train(folder.path, cell.config, keep_steps=cell.evaluate_steps, step_s=0)
+            with redirect_stdout(io.StringIO()):
+                campaign_work.train(folder.path, cell.config, keep_steps=cell.evaluate_steps, step_s=0)
             for step in cell.evaluate_steps:
                 ledger.prepare_evaluation(cell, folder, step)
                 campaign_work.evaluate(folder.checkpoint(step), cell.evaluation, folder.evaluation(step), sample_s=0)

@@ -25,7 +25,7 @@ def train(
     """Go on from the newest checkpoint that can be read."""
     steps, every = cell["train"]["steps"], cell["train"]["checkpoint_every"]
     log = StepLog(cell_dir / "metrics.jsonl")
-    done, value = 0, hashlib.sha256(f"{cell['rule']} {cell['seed']}".encode()).hexdigest()
+    done, value = 0, hashlib.sha256(b"the base model, the same in every cell").hexdigest()
     if not (folder := cell_dir / "checkpoints" / "step-0").exists():
         save(folder, 0, value)
     for marker in sorted(cell_dir.glob("checkpoints/step-*/COMPLETE"), key=lambda path: -int(path.parent.name[5:])):
@@ -39,7 +39,7 @@ def train(
     print(f"going on from step {done}")
     for step in range(done + 1, steps + 1):
         time.sleep(step_s)
-        value = hashlib.sha256(f"{value} {step}".encode()).hexdigest()
+        value = hashlib.sha256(f"{value} {cell['rule']} {cell['seed']} {step}".encode()).hexdigest()
         log.append(step, {"reward/mean": score(value), "perf/step_s": step_s})
         print(f"step {step}", flush=True)
         if step % every == 0 or step in keep_steps or step == steps:
