@@ -11,7 +11,7 @@ HOST   ?= 127.0.0.1
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup setup-vllm reproduce figures report ui test test-vllm lint base-models clean
+.PHONY: help setup setup-vllm reproduce figures report ui test faults test-vllm lint base-models clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -54,6 +54,9 @@ ui: setup  ## Start the MLflow server: browse the runs, let others log (HOST=127
 
 test: setup  ## Run the tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+faults: setup  ## Inject 100 faults at random moments into grids on several Ray nodes; about 20 minutes
+	$(BIN)/python tests/faults/campaign.py --faults 100
 
 test-vllm: setup-vllm  ## Run the tests of the vLLM engine
 	$(VLLM_VENV)/bin/python -m pytest tests/test_vllm_engine.py
