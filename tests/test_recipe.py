@@ -267,13 +267,17 @@ def test_lora_trains_the_adapters_only_and_exports_merged_weights(tmp_path, prom
     assert names == {name for name, _ in base.named_parameters()}
 
 
-def test_lora_resumes_bit_for_bit(tmp_path):
-    cell = distributed_cases.cell(lora_rank=2, steps=4, checkpoint_every=2, keep_last=2)
+@pytest.mark.parametrize("changes", [{"lora_rank": 2}, {"max_draws": 3, "kl_coef": 0.01}])
+def test_adapters_and_draws_resume_bit_for_bit(tmp_path, changes):
+    cell = distributed_cases.cell(steps=4, checkpoint_every=2, **changes)
     grpo.train(tmp_path / "whole", cell)
     asked = iter([False, True])
     grpo.train(tmp_path / "parts", cell, should_stop=lambda: next(asked))
     assert [row["step"] for row in read_steps(tmp_path / "parts" / "metrics.jsonl")] == [1, 2]
     grpo.train(tmp_path / "parts", cell)
+    told = [read_steps(tmp_path / name / "metrics.jsonl")[-1]["metrics"] for name in ("whole", "parts")]
+    for name, value in told[0].items():
+        assert name.startswith("perf/") or told[1][name] == value
     final = [load_model(tmp_path / name / "checkpoints" / "step-4")[0] for name in ("whole", "parts")]
     for name, parameter in final[0].named_parameters():
         assert torch.equal(parameter, final[1].get_parameter(name)), name

@@ -8,12 +8,13 @@ import torch
 
 from evals.engines import Sample
 from evals.problems import Problem
+from trainers import checkpoints
 from trainers.batches import micro_batches, padded
 from trainers.policy import clipped_surrogate
 from trainers.recipe import Recipe
 from trainers.rollout import Prompt, draw_prompts
 from trainers.schedule import learning_rate
-from trainers.step_log import StepLog, read_steps
+from trainers.step_log import StepLog, best_checkpoint, read_steps
 
 
 def sample(prompt_length: int, response_length: int) -> Sample:
@@ -139,3 +140,39 @@ def test_step_log_cuts_a_line_torn_by_a_kill(tmp_path):
     assert [row["step"] for row in read_steps(path)] == [1]
     StepLog(path).append(2, {"reward/mean": 0.125})
     assert [row["metrics"]["reward/mean"] for row in read_steps(path)] == [0.5, 0.125]
+
+
+def fake_checkpoints(cell_dir, *steps):
+    for step in steps:
+        folder = checkpoints.checkpoint_dir(cell_dir, step)
+        (folder / checkpoints.TRAINER_STATE).mkdir(parents=True)
+        (folder / checkpoints.MARKER).touch()
+
+
+def kept(cell_dir):
+    """Steps that are left, true for those that training can go on from."""
+    steps = checkpoints.complete_steps(cell_dir)
+    return {step: (checkpoints.checkpoint_dir(cell_dir, step) / checkpoints.TRAINER_STATE).exists() for step in steps}
+
+
+def test_old_checkpoints_make_room_except_those_that_someone_needs(tmp_path):
+    fake_checkpoints(tmp_path, 0, 10, 20, 30, 40, 50)
+    checkpoints.remove_old(tmp_path, keep_steps=[20], keep_last=2, best=10)
+    assert kept(tmp_path) == {0: True, 10: True, 20: False, 40: True, 50: True}
+    checkpoints.remove_old(tmp_path, keep_steps=[20], keep_last=1)
+    assert kept(tmp_path) == {0: True, 20: False, 50: True}
+
+
+def test_the_best_checkpoint_is_that_of_the_best_stretch(tmp_path):
+    step_log = StepLog(tmp_path / "metrics.jsonl")
+    for step, reward in enumerate([0.9, 0.1, 0.4, 0.8, 0.7, 0.2], start=1):
+        step_log.append(step, {"reward/mean": reward})
+    assert best_checkpoint(tmp_path, [0, 2, 4, 6]) == 4
+    assert best_checkpoint(tmp_path, [1, 2]) == 1
+    assert best_checkpoint(tmp_path, []) is None
+
+
+def test_a_resumed_run_says_which_checkpoint_was_cut_off(tmp_path, caplog):
+    (tmp_path / "checkpoints" / "step-7.partial").mkdir(parents=True)
+    assert checkpoints.load_latest(tmp_path, learner=None) == (0, {})
+    assert "step-7.partial was cut off while it was written" in caplog.text

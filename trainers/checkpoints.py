@@ -1,7 +1,7 @@
 """Checkpoints of a training run: written whole or not at all, resumed from the newest one that is whole.
 
     checkpoints/step-N/   trainer/        trainable weights and optimizer, in the workers' shards
-                          *.safetensors   the model like any Hugging Face one, where the step is to be evaluated
+                          *.safetensors   the model like any Hugging Face one, adapters merged
                           COMPLETE        written last: what else goes on from here, and the size of every file
 
 Prompt order, sampling and learning rate are pure functions of the seed and of counters, so the counters in COMPLETE are
@@ -68,19 +68,17 @@ class Writer:
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._pending: tuple[Future[Any], Path, dict[str, Any]] | None = None
 
-    def save(self, step: int, counters: dict[str, int], *, export: bool) -> None:
+    def save(self, step: int, counters: dict[str, int]) -> None:
         """Begin the checkpoint after `step` steps. All workers must call it.
 
         Args:
             counters: what training goes on counting from.
-            export: also write the model as Hugging Face files, adapters merged.
         """
         self.finish()
         world = self._learner.world
         partial = _partial(self._cell_dir, step) if world.is_first else None
         partial = world.first(partial)
-        if export:
-            self._export(partial)
+        self._export(partial)
         weights, optimizer = get_state_dict(self._learner.policy, self._learner.optimizer, options=_OPTIONS)
         future: Any = dcp.async_save(
             {"weights": weights, "optimizer": optimizer},

@@ -95,7 +95,7 @@ def train(
         writer.poll()
         stopping = world.first(should_stop())
         if stopping or step in keep or step % recipe.checkpoint_every == 0:
-            writer.save(step, {"draws": draws}, export=step in keep)
+            writer.save(step, {"draws": draws})
             if world.is_first:
                 best = best_checkpoint(cell_dir, checkpoints.complete_steps(cell_dir)) if recipe.keep_best else None
                 checkpoints.remove_old(cell_dir, keep, recipe.keep_last, best)
