@@ -22,7 +22,7 @@ SIGN_LINES: dict[str, dict[str, Any]] = {
     "negative": {"color": "#a0522d", "linestyle": (0, (4, 1.5)), "marker": "s", "label": "A < 0"},
 }
 BUCKET_LABELS = {
-    "shortest": "shortest\nquarter", "longest": "longest\nquarter", "positive": "A > 0", "negative": "A < 0",
+    "shortest": "shortest\n1/4", "longest": "longest\n1/4", "positive": "A > 0", "negative": "A < 0",
 }  # fmt: skip
 
 

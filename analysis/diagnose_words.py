@@ -4,8 +4,6 @@ Every sentence that says that something is so rests on an interval that excludes
 is; where the data are too few, or have one sign, that is what is said.
 """
 
-from dataclasses import dataclass
-
 from analysis.diagnose import Estimate, Measurements, negative_share, token_weight
 
 FEW_GROUPS = 20
@@ -27,21 +25,13 @@ CURVES_LACK = {
 """What curves may lack, in words."""
 
 
-@dataclass(frozen=True)
-class _Finding:
-    """Whether the two biases are there; None where the data do not say."""
-
-    tilted: bool | None
-    length_biased: bool | None
-
-
 def conclude(measured: Measurements, unit: str = "tokens") -> list[str]:
     """The conclusion, one paragraph per list entry. `unit` is that of lengths."""
     if nothing := _no_signal(measured):
         return [nothing]
     sign, tilted = _sign_paragraph(measured)
     length, biased = _length_paragraph(measured)
-    paragraphs = [sign, length, _advice(_Finding(tilted, biased))]
+    paragraphs = [sign, length, _advice(tilted, biased)]
     paragraphs += [text for text in (_truncation(measured), _drift(measured)) if text]
     if unit == "characters":
         paragraphs.append(
@@ -191,21 +181,21 @@ def _length_paragraph(measured: Measurements) -> tuple[str, bool | None]:
     )
 
 
-def _advice(finding: _Finding) -> str:
-    if finding.tilted is None and finding.length_biased is None:
+def _advice(tilted: bool | None, length_biased: bool | None) -> str:
+    """Which rules avoid the biases that were found; None stands for what the data leave open."""
+    if tilted is None and length_biased is None:
         return "These data do not favour any rule."
-    if finding.tilted and finding.length_biased:
+    if tilted and length_biased:
         return "Both biases are there: balanced aggregation is the rule that avoids the one and lessens the other."
-    if finding.tilted:
+    if tilted:
         return "The tilt between the signs is what to avoid here: sequence and balanced aggregation do."
-    if finding.length_biased:
-        if finding.tilted is None:
-            return (
-                "The length bias of sequence aggregation is there; whether token aggregation tilts the update is open."
-            )
+    if tilted is None:
+        bias = "is there" if length_biased else "is no concern here"
+        return f"The length bias of sequence aggregation {bias}; whether token aggregation tilts the update is open."
+    if length_biased:
         return "The length bias of sequence aggregation is what to avoid here: token and balanced aggregation do."
-    if finding.tilted is None:
-        return "Sequence aggregation is safe here; whether token aggregation tilts the update is open."
+    if length_biased is None:
+        return "Token aggregation does not tilt the update; whether sequence aggregation is biased by length is open."
     return "Nothing is to be fixed here: the rules weigh these responses nearly alike."
 
 

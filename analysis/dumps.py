@@ -14,6 +14,7 @@ import io
 import itertools
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,10 +131,10 @@ class Dump:
         """The usable responses, in the order of the files.
 
         Raises:
-            DumpError: there is no row, or more cannot be used than can.
+            DumpError: there is no row, half of them or more cannot be used, or a file breaks off.
         """
         for path, layout in zip(self.files, self.layouts, strict=True):
-            for piece in self._pieces(path, layout):
+            for piece in _to_the_end(path, self._pieces(path, layout)):
                 self.rows += len(piece.places)
                 yield self._responses(path, layout, piece)
         if not self.rows:
@@ -384,6 +385,14 @@ def json_rows(path: Path, malformed: Callable[[int, str], None]) -> Iterator[tup
 def open_text(path: Path) -> io.TextIOWrapper:
     """A file of text, also a gzipped one; bytes that are not UTF-8 become the replacement character."""
     return io.TextIOWrapper(_open(path), encoding="utf-8-sig", errors="replace", newline="")
+
+
+def _to_the_end(path: Path, pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """The pieces of a file, with what stops their reading as a message."""
+    try:
+        yield from pieces
+    except (OSError, EOFError, zlib.error, pa.ArrowInvalid) as error:
+        raise DumpError(f"{path}: cannot be read to its end ({error})") from error
 
 
 def _parquet(path: Path) -> pq.ParquetFile:

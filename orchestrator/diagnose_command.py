@@ -153,7 +153,8 @@ def _report_curves(console: Console, name: str, measured: "Measurements") -> dic
 def _what_was_read(dump: "Dump", measured: "Measurements", scope: str) -> list[str]:
     """How the files were understood, and every reservation about them."""
     layout = dump.layout
-    shown = str(dump.files[0]) if len(dump.files) == 1 else f"{len(dump.files)} files from {dump.files[0]}"
+    shown = " to ".join(map(str, dict.fromkeys([dump.files[0], dump.files[-1]])))
+    shown += f" ({len(dump.files)} files)" * (len(dump.files) > 1)
     steps = f"{len(measured.steps)} steps from {dump.step_source}" if dump.step_source else "steps unknown"
     lines = [
         f"{shown}: {layout.format.name}",

@@ -302,6 +302,19 @@ def test_parquet_rows_are_named_by_number(tmp_path):
     ]
 
 
+def test_a_file_that_breaks_off_is_named(tmp_path):
+    file = write(tmp_path / "dump.jsonl.gz", {name: values * 400 for name, values in table().items()})
+    file.write_bytes(file.read_bytes()[:-200])
+    assert message(file).startswith(f"{file}: cannot be read to its end (")
+    whole = write(
+        tmp_path / "dump.parquet", {"prompt": ["a", "b"] * 9000, "length": list(range(18000)), "reward": [1] * 18000}
+    )
+    content = bytearray(whole.read_bytes())
+    content[2000:6000] = bytes(4000)
+    whole.write_bytes(content)
+    assert message(whole).startswith(f"{whole}: cannot be read to its end (")
+
+
 def test_a_line_without_end_is_not_read_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(dumps, "LONGEST_LINE", 1000)
     file = tmp_path / "dump.jsonl"
