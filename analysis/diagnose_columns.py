@@ -101,6 +101,8 @@ def text_lengths(
         if is_text and prompts is None and count_tokens is None:
             lengths = pc.cast(pc.utf8_length(column), pa.float64())
             return lengths.to_numpy(zero_copy_only=False), np.zeros(len(column), dtype=bool)
+        if prompts is None and count_tokens is None and _is_chat(column.type):
+            return _chat_lengths(column), np.zeros(len(column), dtype=bool)
         column = column.to_pylist()
     if prompts is not None:
         prompts = prompts.to_pylist() if isinstance(prompts, pa.Array) else prompts
@@ -163,6 +165,37 @@ def _is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 
+def _is_chat(kind: pa.DataType) -> bool:
+    """Whether a column holds lists of messages with a role and plain text, which need not become Python objects."""
+    if not _is_list(kind) or not pa.types.is_struct(kind.value_type):
+        return False
+    fields = {entry.name: entry.type for entry in kind.value_type}
+    return fields.keys() == {"role", "content"} and all(pa.types.is_string(entry) for entry in fields.values())
+
+
+def _chat_lengths(column: pa.Array) -> Floats:
+    """As `text_lengths`, in characters."""
+    messages = pc.list_flatten(column)
+    role, content = (pc.struct_field(messages, name) for name in ("role", "content"))
+    said = pc.fill_null(pc.equal(role, "assistant"), True)
+    characters = pc.if_else(said, pc.fill_null(pc.utf8_length(content), 0), 0).to_numpy(zero_copy_only=False)
+    lengths = np.bincount(pc.list_parent_indices(column).to_numpy(), characters, minlength=len(column))
+    return np.where(np.asarray(column.is_null()), np.nan, lengths)
+
+
+def _chat_keys(column: pa.Array) -> NDArray[np.uint64]:
+    """As `_keys`: a sum over the messages of a row, each mixed with its place."""
+    messages, rows = pc.list_flatten(column), pc.list_parent_indices(column).to_numpy()
+    starts = np.flatnonzero(np.diff(rows, prepend=-1))
+    place = np.arange(len(rows)) - np.repeat(starts, np.diff(np.append(starts, len(rows))))
+    role, content = (_keys(pc.struct_field(messages, name), None)[0] for name in ("role", "content"))
+    keys = np.zeros(len(column), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        mixed = ((content * MIX) ^ (role >> np.uint64(7))) * (place.astype(np.uint64) * np.uint64(2) + np.uint64(1))
+        np.add.at(keys, rows, mixed ^ (mixed >> np.uint64(31)))
+    return keys
+
+
 def _number(value: Any) -> float | None:
     """The number that a value stands for; NaN for no value, None for what is not a number."""
     if isinstance(value, list) and len(value) == 1:
@@ -195,6 +228,8 @@ def _keys(column: Column, suffix: str | None) -> tuple[NDArray[np.uint64], Flags
             codes = encoded.indices.fill_null(0).to_numpy()
             hashed = np.array([_hash(value, suffix) for value in encoded.dictionary.to_pylist()] or [0], np.uint64)
             return hashed[codes], np.asarray(column.is_null())
+        if _is_chat(column.type):
+            return _chat_keys(column), np.asarray(column.is_null())
         column = column.to_pylist()
     seen: dict[Any, int] = {}
     hashed = np.empty(len(column), dtype=np.uint64)

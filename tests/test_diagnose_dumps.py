@@ -139,6 +139,24 @@ def test_chat_messages_count_what_the_assistant_says(tmp_path):
     assert read(write(tmp_path / "dump.parquet", columns)).length.tolist() == [13, 4]
 
 
+def test_chat_messages_in_parquet_are_those_of_json_lines(tmp_path):
+    def say(role, content):
+        return {"role": role, "content": content}
+
+    prompts = [[say("system", "be brief"), say("user", "2+2")], [say("user", "2+2")], [say("user", "be brief")], []]
+    columns = {
+        "prompt": [prompts[i] for i in (0, 0, 1, 1, 2, 2, 3, 3)],
+        "completion": [[say("assistant", "x" * i), say("tool", "ignored"), say("assistant", "äö")] for i in range(7)]
+        + [[]],
+        "reward": [1.0, 0.0] * 4,
+    }
+    by_row = read(write(tmp_path / "dump.jsonl", columns))
+    by_column = read(write(tmp_path / "dump.parquet", columns))
+    assert by_column.length.tolist() == by_row.length.tolist() == [2, 3, 4, 5, 6, 7, 8, 0]
+    for found in (by_row, by_column):
+        assert [found.group.tolist().index(key) for key in found.group] == [0, 0, 2, 2, 4, 4, 6, 6]
+
+
 def test_a_map_names_columns_and_overrides_the_usual_names(tmp_path):
     columns = {"q": ["a", "a"], "prompt": ["x", "y"], "n": [3, 4], "length": [1, 1], "ok": [1.0, 0.0], "meta.k": [5, 5]}
     file = write(tmp_path / "dump.jsonl", columns)
