@@ -164,13 +164,19 @@ def _targets(
 
 
 def _steps(text: str, run: CellRun) -> list[int]:
-    """Those of the asked steps that have a checkpoint."""
+    """Those of the asked steps that have a checkpoint with a model in it."""
+    found = {step for step in run.checkpoints if _has_model(run.folder.checkpoint(step))}
     if text == "all":
-        return sorted(run.checkpoints)
+        return sorted(found)
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() for part in parts):
         raise UserError(f"--steps {text!r}: give all, or whole numbers with commas between, such as 0,20,40")
-    return sorted({int(part) for part in parts} & run.checkpoints)
+    return sorted({int(part) for part in parts} & found)
+
+
+def _has_model(checkpoint: Path) -> bool:
+    """False for one that training alone can go on from."""
+    return (checkpoint / "config.json").exists() or not (checkpoint / "trainer").exists()
 
 
 def _evaluate(

@@ -401,6 +401,12 @@ class Recorder:
                 f"the MLflow experiment {name} was deleted; "
                 f"restore it: mlflow experiments restore --experiment-id {found.experiment_id}"
             )
+        place = found.artifact_location.removeprefix("file://")
+        if uri.startswith("http") and place.startswith("/") and not Path(place).exists():
+            raise UserError(
+                f"the MLflow experiment {name} was begun without its server {uri}: its files go to {place}, which this "
+                "machine does not have; use another server, or run on the machine that has it"
+            )
         return found.experiment_id
 
 

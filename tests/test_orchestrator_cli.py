@@ -121,6 +121,10 @@ def test_a_detached_run_that_cannot_start_says_so(balagg):
 
 
 def test_existing_checkpoints_are_scored_later(project, detached, balagg):
+    # A checkpoint without a model is of use to training alone.
+    (trained,) = project.glob("runs/demo/token-*/checkpoints")
+    (trained / "step-9" / "trainer").mkdir(parents=True)
+    (trained / "step-9" / "COMPLETE").touch()
     before = stored_points(project)
     said = balagg("evaluate-checkpoints", "--only", "rule=token", *EVALUATE)
     assert "2 of 5 evaluations are missing" in said

@@ -292,9 +292,9 @@ class Server:
             self._process.wait()
 
 
-@pytest.fixture
-def server(tmp_path):
-    server = Server(tmp_path)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("server"))
     yield server
     server.signal(signal.SIGKILL)
 
@@ -355,6 +355,14 @@ def test_a_server_that_is_killed_or_frozen_loses_and_doubles_nothing(store, serv
     assert not other.is_synced(cell, folder)
     other.close(cell, folder, tail, "done")
     assert history(other, cell) == points
+
+
+def test_files_that_go_to_a_folder_of_another_machine_are_refused(server, tmp_path):
+    from mlflow import MlflowClient
+
+    MlflowClient(server.uri).create_experiment(experiment_name("far"), artifact_location="file:///far/away")
+    with pytest.raises(UserError, match=r"balagg-far was begun without its server .* its files go to /far/away, which"):
+        Recorder(server.uri, "far", tmp_path)
 
 
 def test_no_server_at_the_start_is_a_message(tmp_path, monkeypatch):
