@@ -85,6 +85,7 @@ class Measurements:
     num_longest: int = 0
     has_advantages: bool = False
     """Whether advantages came from the dump; else they are group-normalised rewards."""
+    scope: Scope = "group"
 
     @property
     def binary(self) -> bool:
@@ -202,7 +203,7 @@ def measure(
         parts.append(_measure_part(ordered, groups, scope, max_length, dropped))
     if not parts:
         raise DumpError("no responses to diagnose")
-    return _join(parts, sorted(rewards))
+    return _join(parts, sorted(rewards), scope)
 
 
 def measure_dump(
@@ -420,7 +421,7 @@ def _quarters(lengths: Floats, groups: Ints, sizes: Ints) -> dict[str, NDArray[n
     return dict(zip(QUARTERS, (rank < quarter, rank >= sizes[groups] - quarter), strict=True))
 
 
-def _join(parts: list[_Part], rewards: list[float]) -> Measurements:
+def _join(parts: list[_Part], rewards: list[float], scope: Scope) -> Measurements:
     steps = np.concatenate([part.steps for part in parts])
     order = np.argsort(steps, kind="stable")
     counts = {name: sum(part.counts[name] for part in parts) for name in parts[0].counts}
@@ -439,6 +440,7 @@ def _join(parts: list[_Part], rewards: list[float]) -> Measurements:
         longest=longest,
         num_longest=sum(part.num_longest for part in parts if part.longest == longest),
         has_advantages=any(part.has_advantages for part in parts),
+        scope=scope,
         **counts,
     )
 

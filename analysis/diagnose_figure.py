@@ -64,6 +64,7 @@ def draw(measured: Measurements, title: str, unit: str, out_dir: Path) -> list[P
 
 
 def _caption(measured: Measurements, unit: str) -> str:
+    whole = "group" if measured.scope == "group" else "step"
     over = "blocks of consecutive steps" if measured.interval_over == "steps" else "groups"
     source = "the dump's" if measured.has_advantages else "group-normalised rewards"
     if not measured.lengths:
@@ -73,7 +74,7 @@ def _caption(measured: Measurements, unit: str) -> str:
         "that of those with A < 0, in each group that has both, over the group's mean length. Variation: standard "
         "deviation over mean of the lengths in a group (CV). Share: |Σ w·n·A| of the responses with A < 0 over that of "
         "all, under each rule, whichever rule trained. Token weight: mean weight of the tokens in a part of a group's "
-        "responses, over the weight of the group's average token; below 1 a rule down-weights them. Bands and bars: "
+        f"responses, over the weight of the {whole}'s average token; below 1 a rule down-weights them. Bands and bars: "
         f"95 % intervals of the mean over all steps, from {over}."
     )
 

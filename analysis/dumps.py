@@ -284,7 +284,7 @@ def open_dump(paths: Sequence[str | Path], options: ReadOptions) -> Dump:
 def find_files(paths: Sequence[str | Path]) -> list[Path]:
     """The files that paths, folders and glob patterns mean, ordered by the numbers in their names.
 
-    Of a folder's files, those of evaluation (`eval...`) are left out where there are others.
+    Of a folder's files, hidden ones are left out, and those of evaluation (`eval...`) where there are others.
 
     Raises:
         DumpError: a path leads nowhere.
@@ -293,7 +293,7 @@ def find_files(paths: Sequence[str | Path]) -> list[Path]:
     for given in paths:
         path = Path(given)
         if path.is_dir():
-            inside = [file for file in path.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES)]
+            inside = [file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and not _hidden(file, path)]
             found = [file for file in inside if not file.name.startswith("eval")] or inside
         else:
             found = [path] if path.exists() else [Path(name) for name in glob.glob(str(given), recursive=True)]
@@ -314,15 +314,15 @@ def columns_of(path: Path) -> dict[str, bool]:
     if kind == "parquet":
         with _parquet(path) as file:
             return dict(_schema_columns(file.schema_arrow))
-    bad: list[int] = []
-    read = (_csv_rows if kind == "csv" else json_rows)(path, lambda line, why: bad.append(line))
+    bad: list[str] = []
+    read = (_csv_rows if kind == "csv" else json_rows)(path, lambda line, why: bad.append(f"line {line}: {why}"))
     columns: dict[str, bool] = {}
     for _, row in itertools.islice(read, SAMPLE_ROWS):
         for name, value in _flat_items(row):
             if value is not None:
                 columns[name] = columns.get(name, True) and _is_number(value)
     if not columns:
-        raise DumpError(f"{path}: {f'line {bad[0]} is no row of data' if bad else 'the file has no rows'}")
+        raise DumpError(f"{path}: {f'no row of data; {bad[0]}' if bad else 'the file has no rows'}")
     return columns
 
 
@@ -497,6 +497,10 @@ def _shown(value: Any) -> str:
 
 def _open(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path)) if path.name.endswith(".gz") else path.open("rb")
+
+
+def _hidden(file: Path, below: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(below).parts) or not file.is_file()
 
 
 def _by_number(path: Path) -> list[tuple[int, str]]:

@@ -69,7 +69,7 @@ def diagnose(
             options = ReadOptions(mapping, reward_column or (), _token_counter(tokenizer), max_length)
             dump = open_dump(files, options)
             measured = _measure(dump, scope, group_size)
-            reports, titles = [_report_dump(console, dump, measured, scope)], [f"Diagnosis of {files[0]}"]
+            reports, titles = [_report_dump(console, dump, measured)], [f"Diagnosis of {files[0]}"]
             results, unit = [measured], dump.length_unit
     except DumpError as error:
         raise UserError(str(error)) from error
@@ -112,10 +112,10 @@ def _measure(dump: "Dump", scope: Any, group_size: int | None) -> "Measurements"
         return measure_dump(dump, scope=scope, group_size=group_size, watch=watch)
 
 
-def _report_dump(console: Console, dump: "Dump", measured: "Measurements", scope: str) -> dict[str, Any]:
+def _report_dump(console: Console, dump: "Dump", measured: "Measurements") -> dict[str, Any]:
     from analysis.diagnose_words import conclude
 
-    lines = _what_was_read(dump, measured, scope)
+    lines = _what_was_read(dump, measured)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     conclusion = conclude(measured, dump.length_unit)
@@ -126,7 +126,7 @@ def _report_dump(console: Console, dump: "Dump", measured: "Measurements", scope
         "format": dump.layout.format.name,
         "columns": {role: list(named) for role, named in dump.layout.roles.items()},
         "length_unit": dump.length_unit,
-        "scope": scope,
+        "scope": measured.scope,
         "rows": dump.rows,
         "unusable_rows": dump.problem_lines(),
         **_numbers(measured),
@@ -150,7 +150,7 @@ def _report_curves(console: Console, name: str, measured: "Measurements") -> dic
     return {"run": name, **_numbers(measured), "conclusion": conclusion, "not_computable": missing}
 
 
-def _what_was_read(dump: "Dump", measured: "Measurements", scope: str) -> list[str]:
+def _what_was_read(dump: "Dump", measured: "Measurements") -> list[str]:
     """How the files were understood, and every reservation about them."""
     layout = dump.layout
     shown = " to ".join(map(str, dict.fromkeys([dump.files[0], dump.files[-1]])))
@@ -159,7 +159,7 @@ def _what_was_read(dump: "Dump", measured: "Measurements", scope: str) -> list[s
     lines = [
         f"{shown}: {layout.format.name}",
         f"{measured.num_responses:,} responses in {measured.num_groups:,} groups; {steps}; rules applied within each "
-        + ("group" if scope == "group" else "step (batch scope)"),
+        + ("group" if measured.scope == "group" else "step (batch scope)"),
         "columns: "
         + ", ".join(
             f"{role} = {' + '.join(dump.reward_columns if role == 'reward' else named)}"
@@ -245,7 +245,8 @@ def _print_tables(console: Console, measured: "Measurements", unit: str) -> None
         if any(estimate.known for estimate in estimates):
             weights.add_row(rule, *(_plain(estimate.value) for estimate in estimates))
     if weights.row_count:
-        console.print("\nWeight of a token, by its response, over that of the average token of its group")
+        whole = "group" if measured.scope == "group" else "step"
+        console.print(f"\nWeight of a token, by its response, over that of the average token of its {whole}")
         console.print(weights, highlight=False)
 
 

@@ -63,6 +63,7 @@ def test_scope_and_limits_reach_the_measurement(run, dump, tmp_path):
     shares = {}
     for scope in ("group", "batch"):
         assert run(file, "--scope", scope, "--max-length", "250", "--json", str(numbers)).exit_code == 0
+        assert run(file, "--scope", scope).output.count("average token of its step") == (scope == "batch")
         written = json.loads(numbers.read_text())
         shares[scope] = written["estimates"]["negative_share/token"]["value"]
         assert written["scope"] == scope

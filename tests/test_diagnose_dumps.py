@@ -208,6 +208,8 @@ def test_a_folder_is_read_in_the_order_of_its_numbers_without_evaluation(tmp_pat
         (tmp_path / f"step_{step}").mkdir()
         write(tmp_path / f"step_{step}" / "train_rollouts.jsonl", table("prompt", "length", "reward"))
         write(tmp_path / f"step_{step}" / "eval_rollouts.jsonl", table("prompt", "length", "reward"))
+    (tmp_path / ".cache").mkdir()
+    write(tmp_path / ".cache" / "step_2.jsonl", table("prompt", "length", "reward"))
     found = dumps.find_files([tmp_path])
     assert [file.relative_to(tmp_path).as_posix() for file in found] == [
         f"step_{step}/train_rollouts.jsonl" for step in (1, 9, 10)
@@ -236,7 +238,7 @@ def test_missing_columns_are_named_with_what_to_do(tmp_path):
         (b"[1, 2]", "one JSON array; write one object a line instead (jq"),
         (b"\x7fELF\0\0", "neither parquet, JSON lines nor CSV"),
         (b"PAR1 and then nothing", "broken parquet"),
-        (b'{"prompt": "a"\n', "line 1 is no row of data"),
+        (b'{"prompt": "a"\n', "no row of data; line 1: not valid JSON"),
     ],
 )
 def test_files_that_are_no_dump(tmp_path, content, text):
