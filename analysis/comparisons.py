@@ -56,9 +56,10 @@ def final_accuracy(loaded: LoggedRuns) -> pd.DataFrame:
     before = base.groupby([*PANEL, "benchmark"], observed=True)["value"].mean()
     rows = []
     for key, found in final.groupby([*PANEL, "rule", "benchmark"], observed=True, sort=True):
-        *panel, rule, benchmark = map(str, key)
+        model, dataset, scope, rule, benchmark = map(str, key)
+        panel = model, dataset, scope
         values = dict(zip(found.seed, found.value, strict=True))
-        interval, over = _accuracy_interval(loaded.problems, tuple(panel), rule, benchmark, values)
+        interval, over = _accuracy_interval(loaded.problems, panel, rule, benchmark, values)
         rows.append(
             dict(zip([*PANEL, "rule", "benchmark"], [*panel, rule, benchmark], strict=True))
             | {"k": int(found.k.max()), "step": _span(found.step), "seeds": len(values)}
@@ -200,7 +201,7 @@ def regimes(loaded: LoggedRuns) -> pd.DataFrame:
     lengths = loaded.metrics[loaded.metrics.metric.isin([metric_names.SIGN_GAP_REL, metric_names.GROUP_CV])]
     lengths = lengths[lengths.rule.isin(["token", "sequence"])]
     rows = []
-    for found in compared.itertuples():
+    for found in runs.rows(compared):
         panel = (found.model, found.dataset, found.scope)
         by_metric = runs.in_panel(lengths, panel).groupby("metric", observed=True)["value"].mean()
         accuracy = runs.in_panel(means, panel).set_index("rule")["mean"]

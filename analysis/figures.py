@@ -145,17 +145,16 @@ def length_histograms(table: pd.DataFrame, notes: Notes = ()) -> WordedFigure:
         "downwards; responses of groups that are all right or all wrong have no sign and are left out. A title gives "
         f"the training step. {findings.seeds_per_rule(table)}"
     )
-    words = Words(
-        "Response lengths by sign: early, middle, late", caption, findings.histograms(table), notes
-    )  # fmt: skip
+    words = Words("Response lengths by sign: early, middle, late", caption, findings.histograms(table), notes)
     figure, axes = canvas(
         max(len(panels), 1) * len(phases), len(phases), words, legend_handles(styles), "Response length (tokens)",
         title_lines=2,
     )  # fmt: skip
-    places = list(product(panels, phases)) or [(None, phases[0])]
-    for (panel, phase), ax in zip(places, axes, strict=True):
-        inside = runs.in_panel(table[table.phase == phase], panel) if panel else table
-        head = panel_title(panel, cells) if panel and phase == phases[0] else ""
+    if not panels:
+        mark_empty(axes[0])
+    for (panel, phase), ax in zip(product(panels, phases), axes, strict=False):
+        inside = runs.in_panel(table[table.phase == phase], panel)
+        head = panel_title(panel, cells) if phase == phases[0] else ""
         ax.set_title(f"{head}\n{_phase_title(phase, inside.step)}")
         _draw_histograms(ax, inside, edges, styles)
         if phase == phases[0]:
@@ -219,8 +218,10 @@ def final_accuracy(table: pd.DataFrame, notes: Notes = ()) -> WordedFigure:
         handles, "Accuracy at the last step",
         row_height=0.36 * max(len(names), 2), left=0.25 + 0.07 * max(map(len, labels), default=0),
     )  # fmt: skip
-    for panel, ax in zip(panels or [None], axes, strict=True):
-        inside = runs.in_panel(table, panel) if panel else table
+    if not panels:
+        mark_empty(axes[0])
+    for panel, ax in zip(panels, axes, strict=False):
+        inside = runs.in_panel(table, panel)
         for row, name in enumerate(names):
             found = inside[inside.benchmark == name]
             _draw_row(ax, row, found, styles)
@@ -276,7 +277,7 @@ def regime_map(table: pd.DataFrame, notes: Notes = ()) -> WordedFigure:
     )
     key = "; ".join(
         f"{place}: {runs.panel_name((row.model, row.dataset, row.scope), table)}"
-        for place, row in enumerate(table.itertuples(), 1)
+        for place, row in enumerate(runs.rows(table), 1)
     )
     caption += f" {key}." if key else ""
     words = Words("When does token aggregation win?", caption, findings.regimes(table), notes)
@@ -394,7 +395,7 @@ def _point(style: RuleStyle, **changes: Any) -> dict[str, Any]:
 
 def _draw_row(ax: Axes, row: int, found: pd.DataFrame, styles: dict[str, RuleStyle]) -> None:
     """One row of estimates, a rule below the other. `found`: columns rule, mean, low, high, values."""
-    by_rule = {estimate.rule: estimate for estimate in found.itertuples()}
+    by_rule = {estimate.rule: estimate for estimate in runs.rows(found)}
     for place, (rule, style) in zip(_offsets(len(styles)), styles.items(), strict=True):
         estimate = by_rule.get(rule)
         if estimate is None:
@@ -421,10 +422,8 @@ def _finish_rows(ax: Axes, rows: list[str], labels: list[str]) -> None:
     ax.tick_params(axis="y", length=0)
 
 
-def _rows_title(panel: runs.Panel | None, table: pd.DataFrame) -> str:
+def _rows_title(panel: runs.Panel, table: pd.DataFrame) -> str:
     """`panel_title` where a row already stands for all its seeds."""
-    if panel is None:
-        return ""
     counts = runs.in_panel(table, panel).seeds
     low, high = counts.min(), counts.max()
     return f"{runs.panel_name(panel, table)}  (n = {low if low == high else f'{low} to {high}'})"
@@ -483,7 +482,7 @@ def _draw_regimes(ax: Axes, table: pd.DataFrame, x: str, norm: TwoSlopeNorm) -> 
         linewidths=0.9, zorder=4, plotnonfinite=True,
     )  # fmt: skip
     middle = (shown[x].min() + shown[x].max()) / 2
-    for place, row in enumerate(table.itertuples(), 1):
+    for place, row in enumerate(runs.rows(table), 1):
         margin = "" if np.isnan(row.margin) else f" ({findings.signed(row.margin)})"
         is_right = getattr(row, x) > middle
         ax.annotate(

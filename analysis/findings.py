@@ -21,6 +21,7 @@ _Words = Callable[[float], str]
 
 ENDS = 0.1
 """Share of the steps at either end of training that "first" and "last" mean in a curve of every step."""
+NO_BREAK = "\u00a0"
 SAME = 5e-4
 """Accuracies closer than this are equal to the digits shown."""
 
@@ -37,7 +38,7 @@ def signed(value: float, digits: int = 3) -> str:
 
 
 def percent(share: float) -> str:
-    return f"{number(100 * share, 0)} %"
+    return f"{number(100 * share, 0)}{NO_BREAK}%"
 
 
 def count(num: int, noun: str) -> str:
@@ -271,7 +272,8 @@ def _panel_means(values: pd.DataFrame) -> dict[str, float]:
 
 def _by_panel(means: pd.Series, table: pd.DataFrame) -> dict[str, float]:
     """Panel name -> value, without the panels that have none."""
-    return {runs.panel_name(panel, table): float(value) for panel, value in means.dropna().items()}
+    known = means.dropna()
+    return {runs.panel_name(panel, table): float(known[panel]) for panel in known.index}
 
 
 def _extremes(by_panel: Mapping[str, float], words: _Words) -> str:

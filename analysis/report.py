@@ -72,7 +72,7 @@ def report_page(loaded: LoggedRuns, title: str) -> str:
         f'<section><h2 id="{_anchor(heading)}">{heading}</h2>{"".join(blocks[name] for name in names)}</section>'
         for heading, names in SECTIONS.items()
     )
-    links = "".join(f'<a href="#{_anchor(heading)}">{heading}</a>' for heading in (*SECTIONS, "Provenance"))
+    links = " ".join(f'<a href="#{_anchor(heading)}">{heading}</a>' for heading in (*SECTIONS, "Provenance"))
     return (
         "<!DOCTYPE html>\n"
         '<html lang="en"><head><meta charset="utf-8">'
@@ -119,7 +119,7 @@ def _rules(loaded: LoggedRuns) -> str:
     styles = rule_styles(comparisons.rules_of(loaded.metrics))
     rows = "".join(
         f'<tr><td><img class="swatch" alt="line style of {_text(rule)}" src="{_swatch(style)}"></td>'
-        f"<td>{_text(style.label)}</td><td>{_text(WEIGHTS.get(rule, ''))}</td></tr>"
+        f'<td class="name">{_text(style.label)}</td><td>{_text(WEIGHTS.get(rule, ""))}</td></tr>'
         for rule, style in styles.items()
     )
     return (
@@ -178,7 +178,7 @@ def _provenance(loaded: LoggedRuns) -> str:
     cells = "".join(
         f"<tr><td><code>{_text(cell.name)}</code></td><td>{_text(str(cell.status).lower())}</td>"
         f"<td>{_text(_time(cell.started))}</td><td><code>{_text(cell.run)}</code></td></tr>"
-        for cell in params.itertuples(index=False)
+        for cell in runs.rows(params)
     )
     return (
         '<section><h2 id="section-provenance">Provenance</h2>'
@@ -212,7 +212,7 @@ def _values(params: pd.DataFrame, name: str) -> str:
     return ", ".join(found) or "not recorded"
 
 
-def _time(milliseconds: object) -> str:
+def _time(milliseconds: float) -> str:
     moment = pd.to_datetime(milliseconds, unit="ms", errors="coerce")
     return "" if pd.isna(moment) else f"{moment:%Y-%m-%d %H:%M}"
 

@@ -125,6 +125,11 @@ def final_scores(metrics: pd.DataFrame) -> pd.DataFrame:
     return found[(found.step == last) & (found.step > 0)]
 
 
+def rows(table: pd.DataFrame) -> Iterator[Any]:
+    """The rows of a table as named tuples."""
+    yield from table.itertuples(index=False)
+
+
 def cells(table: pd.DataFrame) -> pd.DataFrame:
     """The distinct cells of a table: rule, model, dataset, scope, seed."""
     return table[CELL].drop_duplicates()

@@ -196,13 +196,13 @@ def correlation(x: ArrayLike, y: ArrayLike, level: float = LEVEL) -> Interval:
         Numbers; low and high are NaN with fewer than `MIN_PAIRS_TO_CORRELATE` pairs; all are NaN with fewer than two
         or where x or y does not vary.
     """
-    x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    both = ~(np.isnan(x) | np.isnan(y))
-    x, y = x[both], y[both]
-    num_pairs = len(x)
-    if num_pairs < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+    pairs = np.stack([np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)])
+    pairs = pairs[:, ~np.isnan(pairs).any(axis=0)]
+    num_pairs = pairs.shape[1]
+    if num_pairs < 2 or (np.ptp(pairs, axis=1) == 0).any():
         return Interval(math.nan, math.nan, math.nan)
-    estimate = float(np.clip(np.corrcoef(x, y)[0, 1], -1, 1))
+    x_off, y_off = pairs - pairs.mean(axis=1, keepdims=True)
+    estimate = float(np.clip(x_off @ y_off / math.sqrt((x_off @ x_off) * (y_off @ y_off)), -1, 1))
     if num_pairs < MIN_PAIRS_TO_CORRELATE or abs(estimate) > 1 - 1e-12:
         return Interval(estimate, math.nan, math.nan)
     slope = estimate / math.sqrt(1 - estimate**2)

@@ -260,7 +260,14 @@ def _step_metrics(
         names.TRUNCATED: (lengths >= kind.limit).mean(axis=(1, 2)),
     }
     metrics |= dict(_masses(lengths, advantages, kind.limit))
-    noise = (names.LOSS, names.GRAD_NORM, names.ENTROPY, names.APPROX_KL, names.LEARNING_RATE, names.STEP_SECONDS)
+    noise: tuple[str, ...] = (
+        names.LOSS,
+        names.GRAD_NORM,
+        names.ENTROPY,
+        names.APPROX_KL,
+        names.LEARNING_RATE,
+        names.STEP_SECONDS,
+    )
     noise += (names.ROLLOUT_SECONDS, names.TRAIN_SECONDS, names.TOKENS_PER_SECOND)
     return metrics | {name: rng.random(num_steps) for name in noise}
 
@@ -270,11 +277,15 @@ def _masses(lengths: Array, advantages: Array, limit: int) -> Iterator[tuple[str
     num_steps, num_groups, group_size = lengths.shape
     groups = np.repeat(np.arange(num_steps * num_groups), group_size)
     steps = groups // num_groups
+
+    def by_step(values: Array) -> Array:
+        return np.bincount(steps, values).astype(np.float64)
+
     n, a = lengths.ravel(), advantages.ravel()
     for rule in RULES:
         mass = token_weights(rule, n, a, groups, steps, max_length=limit) * n * a
-        yield names.positive_mass(rule), np.bincount(steps, np.clip(mass, 0, None))
-        yield names.negative_mass(rule), -np.bincount(steps, np.clip(mass, None, 0))
+        yield names.positive_mass(rule), by_step(np.clip(mass, 0, None))
+        yield names.negative_mass(rule), by_step(-np.clip(mass, None, 0))
 
 
 def _samples(chance: Array, samples: int, lengths: Lengths, rng: np.random.Generator) -> pd.DataFrame:

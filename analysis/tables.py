@@ -88,15 +88,15 @@ def accuracy(loaded: LoggedRuns) -> Table:
     rows = []
     for panel in runs.panels(loaded.metrics):
         inside = runs.in_panel(means, panel)
-        by_rule = inside.set_index("rule")[["mean", "low", "high", "seeds"]]
+        by_rule = inside.set_index("rule")
         row: dict[str, object] = dict(zip(PANEL, panel, strict=True))
         row["step"] = _span(inside.step)
         row["base"] = inside.base.mean()
         paper = _paper_values(loaded.params, panel)
         for rule in rules:
-            mean, low, high, seeds = by_rule.loc[rule] if rule in by_rule.index else (np.nan, np.nan, np.nan, 0)
-            row |= {rule: mean, f"{rule}_low": low, f"{rule}_high": high, f"{rule}_seeds": int(seeds)}
-            row[f"{rule}_paper"] = paper.get(rule, np.nan)
+            row[rule] = by_rule["mean"].get(rule, np.nan)
+            row |= {f"{rule}_{end}": by_rule[end].get(rule, np.nan) for end in ("low", "high")}
+            row |= {f"{rule}_seeds": by_rule.seeds.get(rule, 0), f"{rule}_paper": paper.get(rule, np.nan)}
         rows.append(row)
     caption = (
         "Accuracy (share right) at the last step, mean over the benchmarks. Bold: highest of the row. "
@@ -211,7 +211,7 @@ def to_latex(table: Table, notes: Sequence[str] = ()) -> str:
         rf"\caption{{{LATEX.escape(' '.join([table.caption, *notes]))}}}",
         rf"\begin{{tabular}}{{{alignment}}}",
         r"\toprule",
-        " & ".join(LATEX.escape(name) for name in display) + r" \\",
+        " & ".join(map(LATEX.escape, display.columns)) + r" \\",
         r"\midrule",
         *(" & ".join(row) + r" \\" for row in display.to_numpy().tolist()),
         r"\bottomrule",
@@ -231,7 +231,7 @@ def to_html(table: Table) -> str:
         return f"<tr>{inner}</tr>"
 
     body = "".join(row("td", cells) for cells in display.to_numpy().tolist())
-    head = row("th", [HTML.escape(name) for name in display])
+    head = row("th", map(HTML.escape, display.columns))
     return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
@@ -283,7 +283,7 @@ def _with_ends(numbers: pd.DataFrame, name: str, words: Callable[[float], str], 
     """`estimate [low, high]`, without the brackets where there is no interval."""
     ends = [name, "low", "high"] if name == "mean" and "low" in numbers else [name, f"{name}_low", f"{name}_high"]
     cells = []
-    for estimate, low, high in numbers[ends].astype(float).itertuples(index=False):
+    for estimate, low, high in runs.rows(numbers[ends].astype(float)):
         text = NO_VALUE if np.isnan(estimate) else words(estimate)
         cells.append(markup.escape(text if np.isnan(low) else f"{text} [{words(low)}, {words(high)}]"))
     return cells

@@ -52,10 +52,8 @@ def main() -> None:
         start = time.perf_counter()
         subprocess.run([sys.executable, "-c", code, uri, EXPERIMENT, str(folder / name)], check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        print(
-            f"{name}: {time.perf_counter() - start:.1f} s, {after.ru_utime - before.ru_utime:.1f} s on the CPU, at most "
-            f"{after.ru_maxrss / 2**20:.2f} GiB"
-        )
+        seconds, cpu = time.perf_counter() - start, after.ru_utime - before.ru_utime
+        print(f"{name}: {seconds:.1f} s, {cpu:.1f} s on the CPU, at most {after.ru_maxrss / 2**20:.2f} GiB")
 
 
 if __name__ == "__main__":

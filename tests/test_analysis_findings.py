@@ -23,7 +23,7 @@ def test_numbers_have_a_real_minus_and_no_negative_zero():
     assert findings.number(-0.1234) == "−0.123" and findings.number(-0.0001) == "0.000"
     assert findings.signed(0.02) == "+0.020" and findings.signed(0.0) == "0.000"
     assert findings.signed(-0.02) == "−0.020"
-    assert findings.percent(0.614) == "61 %" and findings.count(1, "seed") == "1 seed"
+    assert findings.percent(0.614) == "61\u00a0%" and findings.count(1, "seed") == "1 seed"
 
 
 def test_curves_from_their_first_to_their_last_tenth():

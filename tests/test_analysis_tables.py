@@ -148,7 +148,7 @@ def test_differences_are_paired_by_seed():
     )
     assert 0.5 < row["probability_low"] + 0.5 < row["probability"] + 0.5 < row["probability_high"] + 0.5 <= 1.5
     line = to_markdown(table).splitlines()[2]
-    assert line.startswith("| tiny | chains | token (DAPO) | 3 | +0.0267 [−0.0250, +0.0784] | 90 % [")
+    assert line.startswith("| tiny | chains | token (DAPO) | 3 | +0.0267 [−0.0250, +0.0784] | 90\u00a0% [")
 
 
 def test_overall_means_over_panels():
