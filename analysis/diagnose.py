@@ -25,8 +25,9 @@ QUARTERS = ("shortest", "longest")
 PROPORTIONS = ("truncated", "positive_truncated", "negative_truncated", "mixed_groups", "no_signal", "negative_share")
 MOST_PENDING = 2**20
 """Responses that wait for their step to end. Below it steps may come in any order."""
-MOST_IN_A_STEP = 2**23
+MOST_IN_A_STEP = 2**22
 PORTION = 2**17
+"""Responses measured at once, about; it bounds the memory that takes."""
 BLOCKS = 10
 """Few long blocks cover better than many short ones where neighbouring steps are alike (`benchmarks/diagnose.py`)."""
 MIN_STEPS = 3
@@ -244,7 +245,7 @@ def whole_steps(batches: Iterable[Responses]) -> Iterator[Responses]:
         DumpError: a step goes on after more than `MOST_PENDING` responses of others, or is too large to hold.
     """
     pending: list[Responses] = []
-    size = 0
+    size, limit = 0, MOST_PENDING
     finished: set[int] = set()
     for batch in batches:
         if not len(batch.step):
@@ -257,7 +258,7 @@ def whole_steps(batches: Iterable[Responses]) -> Iterator[Responses]:
             )
         pending.append(batch)
         size += len(batch.step)
-        if size <= MOST_PENDING:
+        if size <= limit:
             continue
         held = concatenate(pending)
         current = held.step == batch.step[-1]
@@ -266,6 +267,7 @@ def whole_steps(batches: Iterable[Responses]) -> Iterator[Responses]:
             finished.update(np.unique(held.step[~current]).tolist())
         pending = [held.rows(current)]
         size = int(current.sum())
+        limit = max(MOST_PENDING, 2 * size)
         if size > MOST_IN_A_STEP:
             raise DumpError(
                 f"more than {MOST_IN_A_STEP:,} responses in one step ({batch.step[-1]}): name the column of the step "
