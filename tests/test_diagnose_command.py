@@ -1,7 +1,10 @@
 """`balagg diagnose`: what is printed, drawn and written; what is wrong is one message and exit status 2."""
 
 import json
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -107,19 +110,13 @@ def test_curves_of_several_runs_are_reported_each(run, tmp_path):
 )
 def test_wrong_input_is_one_message_and_status_2(run, dump, arguments, message):
     responses = rollouts(steps=1)
-    responses = responses._replace(length=responses.length + 1000 * range_of(responses))
+    responses = responses._replace(length=responses.length + 1000 * np.arange(len(responses.step)))
     file = dump(responses)
     result = run(*[file if argument == "DUMP" else argument for argument in arguments])
     assert result.exit_code == 2
     assert message in result.output
     assert "Traceback" not in result.output
     assert len(result.output.strip().splitlines()) == 1
-
-
-def range_of(responses: Responses):
-    import numpy as np
-
-    return np.arange(len(responses.step))
 
 
 def test_the_command_registers_itself():
@@ -129,9 +126,6 @@ def test_the_command_registers_itself():
 
 
 def test_torch_is_not_loaded(dump):
-    import subprocess
-    import sys
-
     code = (
         "import sys; from orchestrator.cli import app\n"
         "try: app()\n"

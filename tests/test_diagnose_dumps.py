@@ -13,7 +13,7 @@ import pytest
 from analysis import dumps
 from analysis.diagnose import measure, measure_dump, negative_share
 from analysis.diagnose_columns import load_tokenizer
-from analysis.diagnose_formats import DumpError, parse_mapping
+from analysis.diagnose_formats import ROLES, DumpError, parse_mapping
 from analysis.dumps import ReadOptions, Responses, concatenate, open_dump
 
 # Two steps of two groups; step, prompt, response, tokens, reward, cut.
@@ -160,17 +160,11 @@ def test_chat_messages_in_parquet_are_those_of_json_lines(tmp_path):
 def test_a_map_names_columns_and_overrides_the_usual_names(tmp_path):
     columns = {"q": ["a", "a"], "prompt": ["x", "y"], "n": [3, 4], "length": [1, 1], "ok": [1.0, 0.0], "meta.k": [5, 5]}
     file = write(tmp_path / "dump.jsonl", columns)
-    mapping = parse_mapping(["prompt=q,length=n", "reward=ok", "step=meta.k"], dumps_roles())
+    mapping = parse_mapping(["prompt=q,length=n", "reward=ok", "step=meta.k"], ROLES)
     found = read(file, mapping=mapping)
     assert found.length.tolist() == [3, 4]
     assert found.step.tolist() == [5, 5]
     assert found.group[0] == found.group[1]
-
-
-def dumps_roles() -> tuple[str, ...]:
-    from analysis.diagnose_formats import ROLES
-
-    return ROLES
 
 
 def test_nested_columns_have_dotted_names(tmp_path):
@@ -365,7 +359,7 @@ def test_a_tokenizer_that_is_not_there():
 @pytest.mark.parametrize("pair", ["prompt", "prompt=", "promt=a"])
 def test_a_malformed_map(pair):
     with pytest.raises(DumpError, match=f"--map {pair}: write KEY=COLUMN, with KEY one of step, group"):
-        parse_mapping([pair], dumps_roles())
+        parse_mapping([pair], ROLES)
 
 
 def test_advantages_of_the_dump_come_first(tmp_path):

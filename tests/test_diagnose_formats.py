@@ -3,6 +3,7 @@
 The fixtures of all but TRL hold the same sampled responses, so what one format tells must agree with the others.
 """
 
+import json
 import shutil
 import subprocess
 import sys
@@ -115,9 +116,26 @@ def test_formats_agree_on_the_diagnosis():
         assert counted.estimate(name).value == pytest.approx(exact.estimate(name).value, rel=1e-12), name
 
 
-def test_evaluation_and_untrained_agents_are_left_out(tmp_path):
-    import json
+def test_rollouts_of_this_suite(tmp_path):
+    columns = {
+        "prompt_id": ["a"] * 3 + ["b"] * 3, "group": [0] * 3 + [1] * 3, "prompt": ["2+2"] * 3 + ["3+3"] * 3,
+        "response": ["x"] * 6, "length": [4, 9, 5, 7, 7, 2], "reward": [1.0, 0, 1, 0, 0, 1],
+        "advantage": [0.7, -1.4, 0.7, -0.7, -0.7, 1.4], "truncated": [False, True, False, False, False, False],
+    }  # fmt: skip
+    for step in (10, 9):
+        pd.DataFrame(columns).to_parquet(tmp_path / f"step-{step}.parquet")
+    dump = open_dump([tmp_path], ReadOptions())
+    found = concatenate(list(dump.batches()))
+    assert dump.layout.format.name == "balagg"
+    assert dump.step_source == "the names of the files"
+    assert found.step.tolist() == [9] * 6 + [10] * 6
+    assert groups_of(found) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert found.length.tolist() == columns["length"] * 2
+    assert found.advantage.tolist() == columns["advantage"] * 2
+    assert found.truncated.tolist() == [0, 1, 0, 0, 0, 0] * 2
 
+
+def test_evaluation_and_untrained_agents_are_left_out(tmp_path):
     lines = (FIXTURES / "prime_rl_episodes" / "step_1" / "train_rollouts.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     records[0]["run"]["work"]["type"] = "eval"
