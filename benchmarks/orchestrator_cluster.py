@@ -59,6 +59,7 @@ def measure(scratch: Path, seconds_per_hour: float) -> dict:
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_gcs_server_port_wait_time_s": "120",
         "RAY_prestart_worker_first_driver": "0",
+        "RAY_enable_worker_prestart": "0",
     }
     from ray.cluster_utils import Cluster
     from rich.console import Console

@@ -2,8 +2,9 @@
 
     python benchmarks/orchestrator_overhead.py
 
-Both run on the same two CPUs of one local Ray cluster, one after the other. Prints the difference per cell, the growth
-of the driver's memory, and how long `balagg plan` and `balagg status` take on the finished grid, imports included.
+Both run on the same two CPUs of one local Ray cluster, one after the other. Prints the difference per cell, what of it
+is MLflow's, the growth of the driver's memory, and how long `balagg plan` and `balagg status` take on the finished
+grid, imports included.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -32,6 +34,16 @@ grids:
     train: {{steps: 3}}
     evaluate: {{at: [last], benchmarks: [gen_short]}}
 """
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The driver at one moment: cells begun, resident bytes, CPU seconds, and those of the thread for MLflow."""
+
+    cells: int
+    memory: int
+    cpu_s: float
+    mirror_s: float
 
 
 def main() -> None:
@@ -73,9 +85,9 @@ def measure(folder: Path, num_cells: int) -> None:
 
     ray.shutdown()
 
-    memory: list[tuple[int, int]] = []
+    samples: list[Sample] = []
     ended = threading.Event()
-    sampler = threading.Thread(target=sample_memory, args=(folder / "runs" / "many", memory, ended))
+    sampler = threading.Thread(target=watch_driver, args=(folder / "runs" / "many", samples, ended))
     sampler.start()
     start, begin = time.perf_counter(), time.time()
     with (folder / "output").open("w") as output:
@@ -89,11 +101,16 @@ def measure(folder: Path, num_cells: int) -> None:
     cluster.shutdown()
     assert not outcome.failed, outcome
     on_disk = max(file.stat().st_mtime for file in folder.glob("runs/many/*/evals/*/summary.json")) - begin
-    print(f"all results on disk after {on_disk:.1f} s, in MLflow after {whole:.1f} s")
-    print(f"overhead: {1000 * (whole - bare) / len(cells):.1f} ms per cell, {whole / bare:.1f} times the bare tasks")
+    number, last = len(cells), samples[-1]
+    print(f"{number} cells: all results on disk after {on_disk:.1f} s, and in MLflow after {whole:.1f} s")
+    print(f"beyond the bare tasks: {1000 * (on_disk - bare) / number:.1f} ms per cell until its results are on disk,")
+    print(f"  {1000 * (whole - bare) / number:.1f} ms until they are in MLflow")
+    print(f"the driver's CPU time: {1000 * (last.cpu_s - last.mirror_s) / number:.1f} ms per cell,")
+    print(f"  and {1000 * last.mirror_s / number:.1f} ms in the thread that writes to MLflow")
     for share in (0.1, 0.25, 0.5, 0.75, 1.0):
-        number, size = next((n, size) for n, size in memory if n >= share * len(cells))
-        print(f"driver's memory at {number} cells: {size / 2**20:.0f} MiB")
+        sample = next(sample for sample in samples if sample.cells >= share * number)
+        print(f"driver's memory when {sample.cells} cells had begun: {sample.memory / 2**20:.0f} MiB")
+    print(f"driver's memory at the end: {last.memory / 2**20:.0f} MiB")
     for verb in ("plan", "status"):
         seconds = min(time_verb(verb, folder) for _ in range(3))
         print(f"balagg {verb}: {seconds:.2f} s")
@@ -118,11 +135,17 @@ def bare_tasks(number: int) -> float:
     return time.perf_counter() - start
 
 
-def sample_memory(runs: Path, memory: list[tuple[int, int]], ended: threading.Event) -> None:
-    """Resident bytes of this process, beside how many cells have begun."""
+def watch_driver(runs: Path, samples: list[Sample], ended: threading.Event) -> None:
+    """Look at this process now and then."""
     process = psutil.Process()
+    start = sum(process.cpu_times()[:2])
     while not ended.wait(0.5):
-        memory.append((len(os.listdir(runs)) if runs.exists() else 0, process.memory_info().rss))
+        mirror = {thread.native_id for thread in threading.enumerate() if thread.name == "mirror"}
+        mirror_s = sum(thread.user_time + thread.system_time for thread in process.threads() if thread.id in mirror)
+        if not mirror and samples:
+            continue  # it has ended
+        number = len(os.listdir(runs)) if runs.exists() else 0
+        samples.append(Sample(number, process.memory_info().rss, sum(process.cpu_times()[:2]) - start, mirror_s))
 
 
 def time_verb(verb: str, folder: Path) -> float:

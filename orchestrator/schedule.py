@@ -130,7 +130,7 @@ class Scheduler:
         self._step_seconds: dict[str, float] = {}
         self._evaluation_seconds: dict[str, float] = {}
         self._stop = False
-        self._changed = time.monotonic()
+        self._changed = -math.inf  # when a task last started or ended
         self._next_follow = 0.0
 
     def run(self) -> bool:
@@ -318,7 +318,7 @@ class Scheduler:
             return
         self._room.next_look = now + CLUSTER_POLL_S
         self._room.total = cluster.nodes()
-        if self._tasks and now - self._changed < CLUSTER_POLL_S:
+        if now - self._changed < CLUSTER_POLL_S:
             return
         ours = free_room([self._running(task) for task in self._tasks.values()], self._room.total)
         seen = cluster.free()
