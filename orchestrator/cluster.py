@@ -46,7 +46,8 @@ def connect() -> dict[str, Resources]:
     address = os.environ.get("RAY_ADDRESS")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if not address:
-        options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+        # Left to itself, Ray would join any cluster that somebody has started on this machine.
+        options |= {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
         os.environ.setdefault("RAY_gcs_server_port_wait_time_s", START_WAIT_S)
     try:
         ray.init(**options)

@@ -63,6 +63,7 @@ class _Mirror:
         run: MLflow's run.
         logged: last value by (metric, step).
         models: logged model by step.
+        datasets: data sets that are linked to the run, by name and digest.
         sent: steps and evaluations that are there whole.
         state: the last state shown.
         provenance: the last provenance.json shown.
@@ -71,6 +72,7 @@ class _Mirror:
     run: Any
     logged: dict[tuple[str, int], float] = field(default_factory=dict)
     models: dict[int, str] = field(default_factory=dict)
+    datasets: set[tuple[str, str]] = field(default_factory=set)
     sent: set[Hashable] = field(default_factory=set)
     state: str = ""
     provenance: str = ""
@@ -162,8 +164,7 @@ class Recorder:
                 told["balagg.non_finite"] = json.dumps(events, sort_keys=True)
             if state == "done":
                 told[SYNCED] = _digest(cell, folder)
-            self._tag(mirror, told)
-            self._show_state(mirror, folder, tail, state)
+            self._show_state(mirror, folder, tail, state, told)
         self._mirrors.pop(cell.id)
 
     def record_evaluations(self, cell: Cell, folder: CellDir) -> None:
@@ -344,9 +345,11 @@ class Recorder:
                 [self._entities.InputTag("mlflow.data.context", facts.context)],
             )
             for facts in datasets
+            if (facts.name, facts.digest) not in mirror.datasets
         ]  # fmt: skip
         if inputs:
             self._client.log_inputs(mirror.id, inputs)
+            mirror.datasets.update((item.dataset.name, item.dataset.digest) for item in inputs)
 
     def _log_points(self, mirror: _Mirror, points: Sequence[Any]) -> None:
         for part in _parts(points, MOST_METRICS):
@@ -357,15 +360,17 @@ class Recorder:
         if tags:
             self._client.log_batch(mirror.id, tags=[self._entities.RunTag(*tag) for tag in tags.items()])
 
-    def _show_state(self, mirror: _Mirror, folder: CellDir, tail: MetricsTail, state: str) -> None:
-        """The cell's state as a tag and as the run's own status."""
-        if mirror.state == state:
+    def _show_state(
+        self, mirror: _Mirror, folder: CellDir, tail: MetricsTail, state: str, told: Mapping[str, str] | None = None
+    ) -> None:
+        """The cell's state as the run's own status, and then as a tag with others: `SYNCED` must come last of all."""
+        if mirror.state == state and not told:
             return
-        self._tag(mirror, {"balagg.state": state})
         if state in STATUS:
             self._client.set_terminated(mirror.id, STATUS[state], _ended(folder, tail))
         elif mirror.run.info.status != "RUNNING" or mirror.state in STATUS:
             self._client.update_run(mirror.id, status="RUNNING")
+        self._tag(mirror, {"balagg.state": state, **(told or {})})
         mirror.state = state
 
     def _search_runs(self, filter_string: str = "") -> Iterator[Any]:
