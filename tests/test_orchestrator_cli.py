@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from orchestrator.cluster import ENVIRONMENT
+
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 EVALUATE = ("--evaluate", "test_orchestrator_cli:evaluate")
@@ -54,10 +56,21 @@ def project(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def surroundings(tmp_path_factory):
-    """A home of its own, and nothing said about servers."""
-    names = ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")
-    inherited = {name: value for name, value in os.environ.items() if name not in names}
-    return inherited | {"HOME": str(tmp_path_factory.mktemp("home")), "PYTHONPATH": PYTHONPATH}
+    """A home of its own, and a Ray cluster of two cores that outlives the commands."""
+    inherited = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    own = {"HOME": str(tmp_path_factory.mktemp("home")), "PYTHONPATH": PYTHONPATH, "RAY_AUTH_MODE": "token"}
+    code = (
+        "import ray, sys\n"
+        "ray.init('local', num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)\n"
+        "print(ray.get_runtime_context().gcs_address, flush=True)\n"
+        "sys.stdin.read()"
+    )
+    head = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.DEVNULL, env=inherited | ENVIRONMENT | own, start_new_session=True,
+    )  # fmt: skip
+    yield inherited | own | {"RAY_ADDRESS": head.stdout.readline().strip()}
+    head.communicate("", timeout=60)
 
 
 @pytest.fixture(scope="module")
