@@ -11,7 +11,7 @@ evaluated step. A run without such files has no rows.
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -19,6 +19,8 @@ from urllib.request import url2pathname
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+from pyarrow import compute, parquet
 
 LENGTHS = ["step", "sign", "length", "count"]
 EVALUATIONS = ["step", "benchmark", "problems", "se"]
@@ -26,6 +28,9 @@ PROBLEMS = ["step", "benchmark", "problem", "score"]
 SCORES_SUFFIX = ".scores.parquet"
 """`<benchmark>.scores.parquet` beside an evaluation's summary: a row per sample, with problem_id and correct."""
 SUMMARY = "summary.json"
+
+Part = tuple[dict[str, Any], pa.Table]
+"""Columns that are the same in all rows of a table, and the table."""
 
 _STEP = re.compile(r"step-(\d+)")
 
@@ -52,22 +57,22 @@ class RunFiles:
             return sorted(f"{folder}/{entry.name}" for entry in (root / folder).glob("*"))
         return sorted(entry.path for entry in self._client.list_artifacts(run, folder))
 
-    def read(self, run: str, path: str, reader: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
+    def read(self, run: str, path: str, reader: Callable[[Path], pa.Table]) -> pa.Table:
         """What the reader makes of a file.
 
         Raises:
             ValueError: it cannot be read; the message names run and file.
         """
-        with tempfile.TemporaryDirectory() as fetched:
-            root = self._local_folder(run)
-            file = root / path if root else Path(self._client.download_artifacts(run, path, fetched))
-            try:
-                return reader(file)
-            except (OSError, ValueError, KeyError) as error:
-                raise ValueError(
-                    f"The file {path} of MLflow run {run} cannot be read ({str(error).splitlines()[0]}). "
-                    "Delete it from the run's artifacts to draw without it."
-                ) from error
+        try:
+            if root := self._local_folder(run):
+                return reader(root / path)
+            with tempfile.TemporaryDirectory() as fetched:
+                return reader(Path(self._client.download_artifacts(run, path, fetched)))
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError(
+                f"The file {path} of MLflow run {run} cannot be read ({str(error).splitlines()[0]}). "
+                "Delete it from the run's artifacts to draw without it."
+            ) from error
 
     def _local_folder(self, run: str) -> Path | None:
         """The folder of a run's files where that is on this machine: asking MLflow for each would take longer."""
@@ -78,10 +83,10 @@ class RunFiles:
 def read_lengths(files: RunFiles, cells: pd.DataFrame) -> pd.DataFrame:
     """Response lengths by sign of the advantage, at the first, middle and last step whose rollout was logged."""
 
-    def of_run(run: str) -> Iterator[pd.DataFrame]:
+    def of_run(run: str) -> Iterator[Part]:
         steps = files.steps(run, "rollouts")
         for step in _first_middle_last(list(steps)):
-            yield files.read(run, steps[step], _read_rollout).assign(step=step)
+            yield {"step": step}, files.read(run, steps[step], _read_rollout)
 
     return _gather(cells, of_run, LENGTHS)
 
@@ -89,9 +94,9 @@ def read_lengths(files: RunFiles, cells: pd.DataFrame) -> pd.DataFrame:
 def read_evaluations(files: RunFiles, cells: pd.DataFrame) -> pd.DataFrame:
     """Number of problems of each benchmark, and the standard error over them of one run's score."""
 
-    def of_run(run: str) -> Iterator[pd.DataFrame]:
+    def of_run(run: str) -> Iterator[Part]:
         for step, path in _last_evaluation(files, run, lambda name: name == SUMMARY):
-            yield files.read(run, path, _read_summary).assign(step=step)
+            yield {"step": step}, files.read(run, path, _read_summary)
 
     return _gather(cells, of_run, EVALUATIONS)
 
@@ -99,34 +104,54 @@ def read_evaluations(files: RunFiles, cells: pd.DataFrame) -> pd.DataFrame:
 def read_problems(files: RunFiles, cells: pd.DataFrame) -> pd.DataFrame:
     """Score of each problem of each benchmark: the share of its graded samples that are right."""
 
-    def of_run(run: str) -> Iterator[pd.DataFrame]:
+    def of_run(run: str) -> Iterator[Part]:
         for step, path in _last_evaluation(files, run, lambda name: name.endswith(SCORES_SUFFIX)):
             benchmark = Path(path).name.removesuffix(SCORES_SUFFIX)
-            yield files.read(run, path, _read_scores).assign(step=step, benchmark=benchmark)
+            yield {"step": step, "benchmark": benchmark}, files.read(run, path, _read_scores)
 
     return _gather(cells, of_run, PROBLEMS)
 
 
-def count_lengths(rollout: pd.DataFrame) -> pd.DataFrame:
+def count_lengths(rollout: pa.Table) -> pa.Table:
     """sign, length, count of a rollout; responses whose advantage is zero have no sign and are left out."""
-    signed = pd.DataFrame({"sign": np.sign(rollout.advantage).astype(int), "length": rollout.length.astype(int)})
-    return signed[signed.sign != 0].value_counts(sort=False).sort_index().rename("count").reset_index()
+    sign = compute.sign(rollout["advantage"]).cast(pa.int64())
+    signed = pa.table({"sign": sign, "length": rollout["length"].cast(pa.int64())}).filter(compute.field("sign") != 0)
+    counts = signed.group_by(["sign", "length"], use_threads=False).aggregate([([], "count_all")])
+    return counts.rename_columns(["sign", "length", "count"])
 
 
-def problem_scores(samples: pd.DataFrame) -> pd.DataFrame:
+def problem_scores(samples: pa.Table) -> pa.Table:
     """problem, score of graded samples; a problem without any is left out, as in the benchmark's own mean."""
-    graded = samples[["problem_id", "correct"]].dropna(subset="correct").astype({"correct": float})
-    scores = graded.groupby("problem_id")["correct"].mean()
-    return scores.rename_axis("problem").rename("score").reset_index()
+    graded = samples.select(["problem_id", "correct"]).drop_null()
+    columns = {"problem": graded["problem_id"].cast(pa.string()), "score": graded["correct"].cast(pa.float64())}
+    scores = pa.table(columns).group_by("problem", use_threads=False).aggregate([("score", "mean")])
+    return scores.rename_columns(["problem", "score"])
 
 
-def _gather(cells: pd.DataFrame, of_run: Callable[[str], Iterable[pd.DataFrame]], columns: list[str]) -> pd.DataFrame:
-    """The tables of all runs with the columns of their cells in front."""
-    tables = [table.assign(run=run) for run in cells.run for table in of_run(run)]
-    if not tables:
-        return pd.DataFrame(columns=[*cells.columns, *columns])
-    found = cells.merge(pd.concat(tables, ignore_index=True), on="run")
-    return found[[*cells.columns, *columns]]
+def gather(cells: pd.DataFrame, parts: Sequence[tuple[str, dict[str, Any], pa.Table]]) -> pd.DataFrame:
+    """One table of many small ones.
+
+    Args:
+        cells: run and the columns of its cell, one row each.
+        parts: run, the columns that are the same in all rows of its table, and the table.
+
+    Returns:
+        The columns of `cells` and those of the parts; texts as categories.
+    """
+    sizes = [len(table) for *_, table in parts]
+    columns = cells.astype({name: "category" for name in cells.select_dtypes(exclude="number")})
+    places = pd.Index(cells.run).get_indexer([run for run, *_ in parts])
+    found = columns.iloc[np.repeat(places, sizes)].reset_index(drop=True)
+    for name in parts[0][1]:
+        found[name] = pd.Series([same[name] for _, same, _ in parts]).repeat(sizes).to_numpy()
+    values = pa.concat_tables([table for *_, table in parts]).to_pandas()
+    found = pd.concat([found, values], axis=1)
+    return found.astype({name: "category" for name in found.select_dtypes(exclude="number")})
+
+
+def _gather(cells: pd.DataFrame, of_run: Callable[[str], Iterable[Part]], columns: list[str]) -> pd.DataFrame:
+    parts = [(run, *part) for run in cells.run for part in of_run(run)]
+    return gather(cells, parts) if parts else pd.DataFrame(columns=[*cells.columns, *columns])
 
 
 def _last_evaluation(files: RunFiles, run: str, wanted: Callable[[str], bool]) -> Iterator[tuple[int, str]]:
@@ -145,15 +170,24 @@ def _first_middle_last(steps: list[int]) -> list[int]:
     return [steps[0], middle, steps[-1]]
 
 
-def _read_rollout(file: Path) -> pd.DataFrame:
-    return count_lengths(pd.read_parquet(file, columns=["length", "advantage"]))
+def _read_rollout(file: Path) -> pa.Table:
+    return count_lengths(_read_parquet(file, ["length", "advantage"]))
 
 
-def _read_summary(file: Path) -> pd.DataFrame:
+def _read_summary(file: Path) -> pa.Table:
     benchmarks = json.loads(file.read_text(encoding="utf-8"))["benchmarks"]
-    rows = [(name, scores["problems"], scores["se"]) for name, scores in benchmarks.items()]
-    return pd.DataFrame(rows, columns=["benchmark", "problems", "se"]).astype({"se": float})
+    kinds = {"benchmark": pa.string(), "problems": pa.int64(), "se": pa.float64()}
+    rows = [{"benchmark": name} | scores for name, scores in benchmarks.items()]
+    return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()})
 
 
-def _read_scores(file: Path) -> pd.DataFrame:
-    return problem_scores(pd.read_parquet(file, columns=["problem_id", "correct"]))
+def _read_scores(file: Path) -> pa.Table:
+    return problem_scores(_read_parquet(file, ["problem_id", "correct"]))
+
+
+def _read_parquet(file: Path, columns: list[str]) -> pa.Table:
+    """One file, as it is: there are thousands of small ones, and pandas would take ten times as long."""
+    table = parquet.ParquetFile(file).read(columns, use_threads=False)
+    if missing := set(columns) - set(table.column_names):
+        raise ValueError(f"it has no column {', '.join(sorted(missing))}")
+    return table

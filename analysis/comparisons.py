@@ -32,6 +32,8 @@ NO_INTERVAL = ""
 
 Values = dict[int, float]
 """Seed -> value."""
+ProblemScores = dict[tuple[str, ...], pd.DataFrame]
+"""(model, dataset, scope, rule) -> scores by seed and problem."""
 
 
 def rules_of(table: pd.DataFrame) -> list[str]:
@@ -54,12 +56,13 @@ def final_accuracy(loaded: LoggedRuns) -> pd.DataFrame:
     """
     final, base = runs.final_scores(loaded.metrics), runs.base_scores(loaded.metrics)
     before = base.groupby([*PANEL, "benchmark"], observed=True)["value"].mean()
+    problems = _problem_scores(loaded.problems)
     rows = []
     for key, found in final.groupby([*PANEL, "rule", "benchmark"], observed=True, sort=True):
         model, dataset, scope, rule, benchmark = map(str, key)
         panel = model, dataset, scope
         values = dict(zip(found.seed, found.value, strict=True))
-        interval, over = _accuracy_interval(loaded.problems, panel, rule, benchmark, values)
+        interval, over = _accuracy_interval(problems, panel, rule, benchmark, values)
         rows.append(
             dict(zip([*PANEL, "rule", "benchmark"], [*panel, rule, benchmark], strict=True))
             | {"k": int(found.k.max()), "step": _span(found.step), "seeds": len(values)}
@@ -79,6 +82,7 @@ def differences(loaded: LoggedRuns, benchmark: str = runs.MEAN) -> pd.DataFrame:
     """
     final = runs.final_scores(loaded.metrics)
     final = final[final.benchmark == benchmark]
+    problems = _problem_scores(loaded.problems)
     rows = []
     for panel in runs.panels(final):
         by_rule = _by_rule(runs.in_panel(final, panel))
@@ -88,7 +92,7 @@ def differences(loaded: LoggedRuns, benchmark: str = runs.MEAN) -> pd.DataFrame:
             if rule == baseline or not seeds:
                 continue
             values = {seed: by_rule[rule][seed] - by_rule[baseline][seed] for seed in seeds}
-            interval, over = _difference_interval(loaded.problems, panel, rule, baseline, benchmark, values)
+            interval, over = _difference_interval(problems, panel, rule, baseline, benchmark, values)
             chance = improvement_probability(list(values.values()))
             rows.append(
                 dict(zip(PANEL, panel, strict=True))
@@ -222,18 +226,18 @@ def regime_correlations(regime_table: pd.DataFrame) -> dict[str, Interval]:
 
 
 def _accuracy_interval(
-    problems: pd.DataFrame, panel: runs.Panel, rule: str, benchmark: str, values: Values
+    problems: ProblemScores, panel: runs.Panel, rule: str, benchmark: str, values: Values
 ) -> tuple[Interval, str]:
-    scores = _problem_scores(problems, panel, rule, benchmark)
+    scores = _of_benchmark(problems, panel, rule, benchmark)
     if not scores.shape[1] or {*scores.index} != {*values}:
         return _over_seeds(values)
     return _over_problems(scores, values)
 
 
 def _difference_interval(
-    problems: pd.DataFrame, panel: runs.Panel, rule: str, baseline: str, benchmark: str, values: Values
+    problems: ProblemScores, panel: runs.Panel, rule: str, baseline: str, benchmark: str, values: Values
 ) -> tuple[Interval, str]:
-    ours, theirs = (_problem_scores(problems, panel, name, benchmark) for name in (rule, baseline))
+    ours, theirs = (_of_benchmark(problems, panel, name, benchmark) for name in (rule, baseline))
     seeds = list(values)
     if not ours.shape[1] or not ours.columns.equals(theirs.columns) or not {*seeds} <= {*ours.index} & {*theirs.index}:
         return _over_seeds(values)
@@ -253,12 +257,23 @@ def _over_problems(scores: pd.DataFrame, values: Values) -> tuple[Interval, str]
     return interval, NO_INTERVAL if np.isnan(interval.low) else SEEDS_AND_PROBLEMS
 
 
-def _problem_scores(problems: pd.DataFrame, panel: runs.Panel, rule: str, benchmark: str) -> pd.DataFrame:
-    """One row per seed and one column per (benchmark, problem); empty where not every seed has every problem."""
-    found = runs.in_panel(problems[problems.rule == rule], panel)
-    is_mean = benchmark == runs.MEAN
-    found = found[found.benchmark != metric_names.HELDOUT if is_mean else found.benchmark == benchmark]
-    scores = found.pivot(index="seed", columns=["benchmark", "problem"], values="score").sort_index(axis=1)
+def _problem_scores(problems: pd.DataFrame) -> ProblemScores:
+    """One row per seed and one column per (benchmark, problem)."""
+    return {
+        tuple(map(str, key)): found.pivot(index="seed", columns=["benchmark", "problem"], values="score").sort_index(
+            axis=1
+        )
+        for key, found in problems.groupby([*PANEL, "rule"], observed=True)
+    }
+
+
+def _of_benchmark(problems: ProblemScores, panel: runs.Panel, rule: str, benchmark: str) -> pd.DataFrame:
+    """The columns of one benchmark or of all but the held-out split; none where not every seed has every problem."""
+    scores = problems.get((*panel, rule))
+    if scores is None:
+        return pd.DataFrame()
+    names = scores.columns.get_level_values("benchmark")
+    scores = scores.loc[:, names != metric_names.HELDOUT if benchmark == runs.MEAN else names == benchmark]
     return scores if not scores.isna().any(axis=None) else scores.iloc[:, :0]
 
 

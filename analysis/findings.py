@@ -184,7 +184,7 @@ def drops(peak_table: pd.DataFrame) -> str:
         return sentence
     apart = int(((known.low > 0) | (known.high < 0)).sum())
     baseline = baseline_of(peak_table)
-    return f"{sentence} {apart} of {len(known)} paired differences to {baseline} have a 95 % interval without zero."
+    return f"{sentence} Paired differences to {baseline} whose 95 % interval leaves out zero: {apart} of {len(known)}."
 
 
 def histograms(lengths: pd.DataFrame) -> str:

@@ -216,7 +216,7 @@ def draw_seeds(ax: Axes, curves: pd.DataFrame | None, style: RuleStyle) -> None:
         return
     mean, low, high = mean_interval(curves.to_numpy())
     ax.plot(curves.columns, mean, **style.line(label=style.label), **marker)
-    ax.fill_between(curves.columns, low, high, color=style.color, alpha=0.18, linewidth=0, zorder=1)
+    ax.fill_between(curves.columns, low, high, color=style.color, alpha=0.13, linewidth=0, zorder=1)
 
 
 def finish(ax: Axes, view: View, title: str, *, own_scale: bool = False) -> None:

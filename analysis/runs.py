@@ -109,7 +109,8 @@ def scores(metrics: pd.DataFrame) -> pd.DataFrame:
         [(name, *parsed) for name in metrics.metric.unique() if (parsed := _parse_score(name))],
         columns=["metric", "benchmark", "k"],
     )
-    return metrics.merge(names, on="metric")
+    chosen = metrics[metrics.metric.isin(names.metric)]
+    return chosen.astype({"metric": "str"}).merge(names, on="metric")
 
 
 def base_scores(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -132,7 +133,8 @@ def rows(table: pd.DataFrame) -> Iterator[Any]:
 
 def cells(table: pd.DataFrame) -> pd.DataFrame:
     """The distinct cells of a table: rule, model, dataset, scope, seed."""
-    return table[CELL].drop_duplicates()
+    by_run = table.drop_duplicates("run") if "run" in table else table
+    return by_run[CELL].drop_duplicates()
 
 
 def panels(table: pd.DataFrame) -> list[Panel]:
@@ -253,18 +255,22 @@ def _is_provenance(tag: str) -> bool:
 def _read_metrics(client: Any, tracking_uri: str, cells: pd.DataFrame) -> pd.DataFrame:
     is_server = tracking_uri.startswith(("http:", "https:"))
     histories = _ask_server(client, cells.run) if is_server else _read_database(tracking_uri, cells.run)
-    values = pd.concat([_last_values(run, history) for run, history in histories], ignore_index=True)
-    table = cells.merge(values, on="run").sort_values([*CELL, "metric", "step"])
-    names = ["run", "rule", *PANEL, "metric"]
-    return table.astype({name: "category" for name in names}).reset_index(drop=True)
+    by_run = [_last_values(history) for _, history in histories]
+    names = ["run", "rule", *PANEL]
+    # Repeated as categories: texts of millions of rows would fill the memory.
+    table = cells.astype(dict.fromkeys(names, "category")).loc[np.repeat(cells.index, list(map(len, by_run)))]
+    values = pd.concat(by_run, ignore_index=True).astype({"metric": "category"})
+    return pd.concat([table.reset_index(drop=True), values], axis=1)
 
 
-def _last_values(run: str, history: pd.DataFrame) -> pd.DataFrame:
-    """`history`: HISTORY's columns. Equal timestamps go to the larger value, as in MLflow itself."""
-    ordered = history.sort_values(["timestamp", "value"], na_position="first", kind="stable")
+def _last_values(history: pd.DataFrame) -> pd.DataFrame:
+    """metric, step, value in order. `history`: HISTORY's columns.
+
+    Equal timestamps go to the larger value, as in MLflow itself.
+    """
+    ordered = history.sort_values(["metric", "step", "timestamp", "value"], na_position="first", ignore_index=True)
     last = ordered.drop_duplicates(["metric", "step"], keep="last").drop(columns="timestamp")
-    last["value"] = last["value"].where(last["value"].abs() < LARGEST_DOUBLE, np.nan)
-    return last.assign(run=run)
+    return last.assign(value=last["value"].where(last["value"].abs() < LARGEST_DOUBLE, np.nan))
 
 
 HISTORY = ["metric", "step", "timestamp", "value"]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from analysis import artifacts
@@ -128,18 +129,22 @@ def draw_study(study: Study, seed: int = 0) -> LoggedRuns:
     )
     values = [(f"run{place}", *key, value) for place, run in enumerate(runs) for key, value in run.metrics.items()]
     metrics = cells.merge(pd.DataFrame(values, columns=["run", "metric", "step", "value"]), on="run")
-    scores = [
-        artifacts.problem_scores(samples).assign(run=f"run{place}", benchmark=name, step=study.steps)
-        for place, run in enumerate(runs)
-        for name, samples in run.scores.items()
-    ]
     lengths = [
-        artifacts.count_lengths(rollout).assign(run=f"run{place}", step=step)
+        (f"run{place}", {"step": step}, artifacts.count_lengths(pa.Table.from_pandas(rollout)))
         for place, run in enumerate(runs)
         for step, rollout in run.rollouts.items()
     ]
-    tables = [cells.merge(pd.concat(found, ignore_index=True), on="run") for found in (lengths, scores)]
-    return LoggedRuns(params, metrics, lengths=tables[0], problems=tables[1])
+    scores = [
+        (
+            f"run{place}",
+            {"step": study.steps, "benchmark": name},
+            artifacts.problem_scores(pa.Table.from_pandas(samples)),
+        )
+        for place, run in enumerate(runs)
+        for name, samples in run.scores.items()
+    ]
+    gathered = artifacts.gather(cells, lengths), artifacts.gather(cells, scores)
+    return LoggedRuns(params, metrics, lengths=gathered[0], problems=gathered[1])
 
 
 def log_study(study: Study, tracking_uri: str, experiment: str, artifact_root: Path, seed: int = 0) -> None:
@@ -318,7 +323,7 @@ def _write_files(run: Run, folder: Path, last_step: int) -> None:
     benchmarks = {}
     for name, samples in run.scores.items():
         samples.to_parquet(evaluation / f"{name}{artifacts.SCORES_SUFFIX}")
-        means = artifacts.problem_scores(samples).score
+        means = artifacts.problem_scores(pa.Table.from_pandas(samples))["score"].to_numpy()
         benchmarks[name] = {"problems": len(means), "se": float(means.std(ddof=1) / np.sqrt(len(means)))}
     (evaluation / artifacts.SUMMARY).write_text(json.dumps({"benchmarks": benchmarks}), encoding="utf-8")
 
