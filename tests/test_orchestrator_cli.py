@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.cluster import ENVIRONMENT
 
+pytestmark = pytest.mark.timeout(900)  # a dozen commands, each of which imports Ray and MLflow
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 EVALUATE = ("--evaluate", "test_orchestrator_cli:evaluate")
