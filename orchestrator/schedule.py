@@ -33,6 +33,8 @@ TICK_S = 0.5
 ELSEWHERE_POLL_S = 2.0
 CLUSTER_POLL_S = 5.0
 ERRAND_S = 30.0
+AVOID_S = 30.0
+"""How long a node that a task was lost with is left alone; Ray takes a while to notice that a node is gone."""
 
 
 class Watcher(Protocol):
@@ -69,11 +71,13 @@ class _Room:
     Attributes:
         total: what each node has.
         others: what other users of the cluster occupy.
+        avoid: nodes that were lost a moment ago, and until when they are left alone.
         next_look: when to look again.
     """
 
     total: dict[str, Resources]
     others: list[Running] = field(default_factory=list)
+    avoid: dict[str, float] = field(default_factory=dict)
     next_look: float = 0.0
 
 
@@ -317,7 +321,7 @@ class Scheduler:
         if now < self._room.next_look:
             return
         self._room.next_look = now + CLUSTER_POLL_S
-        self._room.total = cluster.nodes()
+        self._room.total = {node: has for node, has in cluster.nodes().items() if self._room.avoid.get(node, 0.0) < now}
         if now - self._changed < CLUSTER_POLL_S:
             return
         ours = free_room([self._running(task) for task in self._tasks.values()], self._room.total)
@@ -377,8 +381,16 @@ class Scheduler:
         if not run.halted:
             if failure is not None and failure.kind == Kind.WORKER_KILLED and self._see_to_its_end(task):
                 failure = Failure(Kind.HOST_MEMORY, "the kernel killed its process for lack of memory")
+            if failure is not None and failure.kind in (Kind.NODE_LOST, Kind.PREEMPTED):
+                self._avoid(task.nodes)
             self._handle(run, work, failure or Failure(Kind.NO_RESULT, "it ended without its result"))
         self._news_of(run)
+
+    def _avoid(self, nodes: Sequence[str]) -> None:
+        """Start nothing on these nodes for a while."""
+        for node in nodes:
+            self._room.avoid[node] = time.monotonic() + AVOID_S
+            self._room.total.pop(node, None)
 
     def _handle(self, run: CellRun, work: Work, failure: Failure) -> None:
         """Try again where that may help and has not been in vain too often; else the cell fails."""

@@ -47,7 +47,7 @@ QUICK = """\
     models: [quick]
     datasets: [gen_chains]
     seeds: [0, 1]
-    train: {{steps: 30, checkpoint_every: 5}}
+    train: {{steps: 80, checkpoint_every: 10}}
     evaluate: {{at: [first, middle, last], benchmarks: [gen_short]}}
     retries: 6
     retry_wait_s: 0.2
@@ -535,11 +535,22 @@ def play(world: World, name: str, real: bool, faults: list[str], expected: Outco
     shutil.rmtree(world.disk / this.name)
 
 
+def draw(world: World, names: list[str], number: int) -> list[str]:
+    """So many faults in a random order, the rarest so far among them, so that all come about equally often."""
+    planned = Counter(world.injected)
+    chosen = []
+    for _ in range(number):
+        chosen.append(min(names, key=lambda name: (planned[name], world.random.random())))
+        planned[chosen[-1]] += 1
+    world.random.shuffle(chosen)
+    return chosen
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--per-round", type=int, default=8)
+    parser.add_argument("--per-round", type=int, default=14)
     parser.add_argument("--real-every", type=int, default=4, help="how often the real trainer has a round; 0: never")
     arguments = parser.parse_args()
 
@@ -559,10 +570,7 @@ def main() -> None:
             names = [name for name in FAULTS if world.small or name != "disk full"]
             if real:
                 names.remove("worker hangs")  # its imports take longer than the watchdog's patience here
-            # The rarest first, so that all come about equally often.
-            names.sort(key=lambda name: (world.injected[name], world.random.random()))
-            chosen = names[: min(arguments.per_round, missing)]
-            world.random.shuffle(chosen)
+            chosen = draw(world, names, min(arguments.per_round, missing))
             play(world, f"round-{number}", real, chosen, expected[real], say)
         say(f"\n{'fault':24}{'injected':>9}")
         for name in FAULTS:
