@@ -286,10 +286,13 @@ def _read_database(tracking_uri: str, runs: Iterable[str]) -> Iterator[tuple[str
     wanted = select(column.key, column.step, column.timestamp, column.value, column.is_nan)
     store = SqlAlchemyStore(tracking_uri, "mlruns")
     with store.ManagedSessionMaker() as session:
-        # The plain connection: mapped rows would cost more than the query.
+        # The driver's own cursor: SQLAlchemy's rows would cost more than the query.
         connection = session.connection()
+        cursor = connection.connection.cursor()
         for run in runs:
-            rows = connection.execute(wanted.where(column.run_uuid == run)).fetchall()
+            query = wanted.where(column.run_uuid == run).compile(connection, compile_kwargs={"literal_binds": True})
+            cursor.execute(str(query))
+            rows = cursor.fetchall()
             names = [*HISTORY, "is_nan"]
             history = pd.DataFrame(
                 dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else [], columns=names
