@@ -157,7 +157,7 @@ class Recorder:
         """
         with self._asking(cell):
             mirror = self._sync(cell, folder, tail, state="")
-            for file in _first_and_last(folder.rollouts):
+            for file in _early_middle_late(folder.rollouts):
                 self._client.log_artifact(mirror.id, str(file), "rollouts")
             told = {}
             if events := _non_finite(tail):
@@ -459,10 +459,10 @@ def _ended(folder: CellDir, tail: MetricsTail) -> int:
     return _milliseconds(max([*tail.times.values(), *times], default=time.time()))
 
 
-def _first_and_last(rollouts: Path) -> list[Path]:
-    """Rollout samples of the first and the last logged step."""
+def _early_middle_late(rollouts: Path) -> list[Path]:
+    """Rollout samples of the first, the middle and the last logged step."""
     files = sorted(rollouts.glob("step-*.parquet"), key=lambda path: int(path.stem.removeprefix("step-")))
-    return [files[0], files[-1]] if len(files) > 1 else files
+    return [files[i] for i in sorted({0, len(files) // 2, len(files) - 1})] if files else []
 
 
 def _non_finite_names(tail: MetricsTail, step: int) -> set[str]:

@@ -116,7 +116,7 @@ def test_a_cell_is_mirrored_whole_and_each_point_once(store, tmp_path):
     write_evaluation(cell, folder, 4, 0.5)
     write_provenance(folder, gpu="NVIDIA H200")
     folder.rollouts.mkdir()
-    for step in (1, 10, 9):
+    for step in (1, 10, 9, 4):
         (folder.rollouts / f"step-{step}.parquet").write_bytes(b"x")
     second.close(cell, folder, tail, "done")
 
@@ -144,7 +144,7 @@ def test_a_cell_is_mirrored_whole_and_each_point_once(store, tmp_path):
     assert tags["version.mlflow"].startswith("3.")
     assert json.loads(tags["balagg.non_finite"]) == {"length/sign_gap": 2, "policy/loss": 1}
     assert artifacts(second, cell, "", "rollouts") == {
-        "config.json", "rollouts/step-1.parquet", "rollouts/step-10.parquet",
+        "config.json", "rollouts/step-1.parquet", "rollouts/step-9.parquet", "rollouts/step-10.parquet",
     }  # fmt: skip
     assert (root / "artifacts" / "balagg-g" / run.info.run_id).is_dir()
     times = [p.timestamp for p in second._client.get_metric_history(run.info.run_id, "reward/mean")]
