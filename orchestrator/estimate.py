@@ -1,6 +1,7 @@
 """What will the work that is left cost? Device hours from how long cells of the same model took before."""
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from statistics import fmean
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ def cost(run: CellRun, history: Sequence[CellRun]) -> Cost | None:
         run: the cell.
         history: cells whose files are looked at.
     """
-    alike = [other for other in history if other.cell.model_name == run.cell.model_name]
+    alike = _by_model(tuple(history)).get(run.cell.model_name, ())
     training, evaluation = training_gang(run.cell), evaluation_gang(run.cell)
     device = "GPU" if training.each.gpus or evaluation.each.gpus else "CPU"
     hours = 0.0
@@ -65,15 +66,28 @@ def _devices(gang: Gang, device: str) -> float:
     return gang.workers * (gang.each.gpus if device == "GPU" else gang.each.cpus)
 
 
-def _step_seconds(run: CellRun, alike: Sequence[CellRun]) -> float | None:
-    for runs in ([run], [other for other in alike if other.cell.steps in other.checkpoints]):
-        seconds = sum(other.tail.total(STEP_SECONDS) for other in runs)
-        if seconds:
-            return seconds / sum(other.tail.last_step for other in runs)
-    return None
+@lru_cache
+def _by_model(history: tuple[CellRun, ...]) -> dict[str, tuple[CellRun, ...]]:
+    names = dict.fromkeys(run.cell.model_name for run in history)
+    return {name: tuple(run for run in history if run.cell.model_name == name) for name in names}
 
 
-def _evaluation_seconds(alike: Sequence[CellRun]) -> float | None:
+def _step_seconds(run: CellRun, alike: tuple[CellRun, ...]) -> float | None:
+    return _mean_step_seconds((run,)) or _trained_step_seconds(alike)
+
+
+@lru_cache
+def _trained_step_seconds(alike: tuple[CellRun, ...]) -> float | None:
+    return _mean_step_seconds(tuple(other for other in alike if other.cell.steps in other.checkpoints))
+
+
+def _mean_step_seconds(runs: tuple[CellRun, ...]) -> float | None:
+    seconds = sum(other.tail.total(STEP_SECONDS) for other in runs)
+    return seconds / sum(other.tail.last_step for other in runs) if seconds else None
+
+
+@lru_cache
+def _evaluation_seconds(alike: tuple[CellRun, ...]) -> float | None:
     """From when an evaluation was asked for, which its settings file was written at, to its summary."""
     seconds = [
         other.folder.summary(step).stat().st_mtime - other.folder.settings(step).stat().st_mtime

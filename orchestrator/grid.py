@@ -126,17 +126,26 @@ def canonical_json(value: Any) -> str:
         TypeError: a value has no stable serialisation (a set, an object, a NaN, a key that is no text).
     """
     _refuse_unstable(value, "config")
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return _dump(value)
 
 
 def identity(value: Any) -> str:
     """Eight hexadecimal digits that stand for a resolved config."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:8]
+    return _hash(canonical_json(value))
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _cell(template: Cell, rule: str, seed: int) -> Cell:
     resolved = template.config | {"rule": rule, "seed": seed}
-    name = f"{rule}-{template.model_name}-{template.dataset_name}-s{seed}-{identity(resolved)}"
+    # The template went through `canonical_json`: its values are known to be stable.
+    name = f"{rule}-{template.model_name}-{template.dataset_name}-s{seed}-{_hash(_dump(resolved))}"
     return replace(template, id=name, config=resolved)
 
 
