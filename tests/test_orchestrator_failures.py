@@ -17,17 +17,6 @@ def raised(action) -> BaseException:
     return caught.value
 
 
-def unknown_hub_model(monkeypatch, offline: str, endpoint: str) -> BaseException:
-    """What the trainer gets for a model that it has to ask the hub for."""
-    import huggingface_hub.constants as constants
-
-    from evals.engines.models import load_model
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline == "1")
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    return raised(lambda: load_model({"hub_id": "nobody/no-such-model-here"}))
-
-
 def test_every_class_has_a_policy():
     assert set(POLICIES) == set(Kind)
 
@@ -98,10 +87,15 @@ def test_the_cause_of_an_error_and_the_errors_of_a_gang_count():
     assert classify(gang).reason == "MemoryError: no room"
 
 
-def test_a_hub_that_does_not_answer_is_asked_again_and_one_that_is_switched_off_is_not(monkeypatch):
-    away = unknown_hub_model(monkeypatch, offline="0", endpoint="http://127.0.0.1:9")
-    assert classify(away).kind == Kind.UNREACHABLE
-    switched_off = unknown_hub_model(monkeypatch, offline="1", endpoint="http://127.0.0.1:9")
+def test_a_server_that_does_not_answer_is_asked_again_and_a_hub_that_is_switched_off_is_not(monkeypatch):
+    import httpx
+    import huggingface_hub.constants as constants
+
+    from evals.engines.models import load_model
+
+    assert classify(raised(lambda: httpx.get("http://127.0.0.1:9"))).kind == Kind.UNREACHABLE
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    switched_off = raised(lambda: load_model({"hub_id": "nobody/no-such-model-here"}))
     assert classify(switched_off).kind == Kind.NOT_THERE
     assert POLICIES[Kind.UNREACHABLE].retry and not POLICIES[Kind.NOT_THERE].retry
 
