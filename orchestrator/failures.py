@@ -180,7 +180,7 @@ _SIGNS: list[tuple[Kind, Callable[[BaseException], bool]]] = [
     (Kind.UNREACHABLE, _server_trouble),
     (
         Kind.UNREACHABLE,
-        _named("ConnectionError", "ConnectError", "TimeoutError", "Timeout", "TimeoutException", "gaierror", "URLError"),
+        _named("ConnectionError", "ConnectError", "TimeoutError", "Timeout", "TimeoutException", "URLError"),
     ),
     (Kind.NOT_THERE, lambda error: isinstance(error, FileNotFoundError | PermissionError)),
     (Kind.DEVICE, _named("AcceleratorError")),
