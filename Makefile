@@ -49,7 +49,7 @@ ui: setup  ## Start the MLflow server: browse the runs, let others log (HOST=127
 	@case "$$MLFLOW_TRACKING_URI" in http*) echo "MLFLOW_TRACKING_URI names a server already: $$MLFLOW_TRACKING_URI"; exit 2;; esac
 	@echo "MLflow: http://$(HOST):$(PORT)   (end with Ctrl-C)"
 	@echo "Log to it from elsewhere with MLFLOW_TRACKING_URI=http://THIS_HOST:$(PORT), see docs/mlflow.md"
-	@$(BIN)/mlflow server --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db}" \
+	@MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow server --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db}" \
 	  --artifacts-destination mlruns/artifacts --workers 1 --host $(HOST) --port $(PORT)
 
 test: setup  ## Run the tests

@@ -238,25 +238,25 @@ def clear_requests(folder: CellDir) -> None:
     folder.cancel_request.unlink(missing_ok=True)
 
 
-def micro_batch_tokens(cell: Cell, folder: CellDir) -> int:
+def max_tokens_per_micro_batch(cell: Cell, folder: CellDir) -> int:
     """The micro-batch budget to train with: the recipe's, or less where that did not fit into memory."""
-    configured = cell.config["train"]["micro_batch_tokens"]
+    configured = cell.config["train"]["max_tokens_per_micro_batch"]
     try:
-        return min(configured, int(_read_json(folder.memory)["micro_batch_tokens"]))
+        return min(configured, int(_read_json(folder.memory)["max_tokens_per_micro_batch"]))
     except (FileNotFoundError, LedgerError, KeyError, TypeError, ValueError):
         return configured
 
 
-def reduce_micro_batch_tokens(cell: Cell, folder: CellDir) -> int | None:
+def reduce_max_tokens_per_micro_batch(cell: Cell, folder: CellDir) -> int | None:
     """Halve the budget from now on, also for later commands. The gradient does not depend on it.
 
     Returns:
         the new budget; None when it is as small as it gets.
     """
-    half = micro_batch_tokens(cell, folder) // 2
+    half = max_tokens_per_micro_batch(cell, folder) // 2
     if half < SMALLEST_MICRO_BATCH_TOKENS:
         return None
-    write_atomic(folder.memory, json.dumps({"micro_batch_tokens": half}) + "\n")
+    write_atomic(folder.memory, json.dumps({"max_tokens_per_micro_batch": half}) + "\n")
     return half
 
 

@@ -268,8 +268,8 @@ class Scheduler:
         }
         if work.kind == "evaluate":
             return _remote(tasks.evaluate).options(**options).remote(setting, work.step, run.cell.evaluation)
-        tokens = ledger.micro_batch_tokens(run.cell, run.folder)
-        recipe = run.cell.config["train"] | {"micro_batch_tokens": tokens}
+        tokens = ledger.max_tokens_per_micro_batch(run.cell, run.folder)
+        recipe = run.cell.config["train"] | {"max_tokens_per_micro_batch": tokens}
         config = run.cell.config | {"train": recipe}
         # The process that started a gang ends with its task, and with it all that it owns: no gang outlives a failure.
         train = _remote(tasks.train_cell, max_calls=0 if gang.workers == 1 else 1)
@@ -406,7 +406,7 @@ class Scheduler:
             self._train_again(run, work.step)
         smaller = ""
         if policy.halve and work.kind == "train":
-            tokens = ledger.reduce_micro_batch_tokens(run.cell, run.folder)
+            tokens = ledger.reduce_max_tokens_per_micro_batch(run.cell, run.folder)
             if tokens is None:
                 self._fail(run, f"{what}: {reason}, with the smallest micro-batch{remedy}")
                 return

@@ -83,13 +83,13 @@ def test_the_loop_computes_the_gradient_of_the_written_loss(rollout, rule):
     assert totals["loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [1, 200, 1000])
-def test_micro_batches_do_not_change_the_gradient(rollout, micro_batch_tokens):
+@pytest.mark.parametrize("max_tokens_per_micro_batch", [1, 200, 1000])
+def test_micro_batches_do_not_change_the_gradient(rollout, max_tokens_per_micro_batch):
     model, batch, _ = rollout
     gradients = []
-    for tokens in (10**6, micro_batch_tokens):
+    for tokens in (10**6, max_tokens_per_micro_batch):
         totals = dict.fromkeys(TOTALS, 0.0)
-        changed = Recipe(**RECIPE | {"prompts_per_step": 8, "group_size": 8, "micro_batch_tokens": tokens})
+        changed = Recipe(**RECIPE | {"prompts_per_step": 8, "group_size": 8, "max_tokens_per_micro_batch": tokens})
         accumulate_gradient(learner(model, changed, "balanced"), batch, range(64), totals)
         gradients.append(gradient(model))
     assert (gradients[0] - gradients[1]).norm() <= 1e-5 * gradients[0].norm()

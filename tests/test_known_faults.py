@@ -59,11 +59,11 @@ def test_a_worker_with_few_tokens_does_not_weigh_them_more(rollout):
     assert (summed - whole).norm() <= 1e-5 * whole.norm()
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [1, 100, 10**6])
-def test_the_gradient_does_not_depend_on_how_often_it_is_accumulated(rollout, micro_batch_tokens):
+@pytest.mark.parametrize("max_tokens_per_micro_batch", [1, 100, 10**6])
+def test_the_gradient_does_not_depend_on_how_often_it_is_accumulated(rollout, max_tokens_per_micro_batch):
     """Neither halved when accumulation and generation differ, nor divided again by the number of micro-batches."""
     whole, _, _ = learner_and_engine("sequence")
-    cut, _, _ = learner_and_engine("sequence", micro_batch_tokens=micro_batch_tokens)
+    cut, _, _ = learner_and_engine("sequence", max_tokens_per_micro_batch=max_tokens_per_micro_batch)
     expected, found = loss_and_gradient(whole, rollout)[1], loss_and_gradient(cut, rollout)[1]
     assert (found - expected).norm() <= 1e-5 * expected.norm()
 

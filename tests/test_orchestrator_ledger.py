@@ -17,7 +17,7 @@ from orchestrator.ledger import LedgerError, MetricsTail, Work
 def cell() -> Cell:
     return Cell(
         id="token-m-d-s0-00000000",
-        config={"grid": "g", "rule": "token", "seed": 0, "train": {"steps": 8, "micro_batch_tokens": 4096}},
+        config={"grid": "g", "rule": "token", "seed": 0, "train": {"steps": 8, "max_tokens_per_micro_batch": 4096}},
         evaluate_steps=(0, 4, 8),
         evaluation={"benchmarks": [{"name": "gen_short"}]},
         model=ModelEntry(path="m", template="qa"),
@@ -228,8 +228,8 @@ def test_requests_to_end_a_cell_stand_in_its_folder_until_they_are_cleared(tmp_p
 
 
 def test_the_micro_batch_is_halved_down_to_the_smallest_and_stays_so(folder, cell):
-    assert ledger.micro_batch_tokens(cell, folder) == 4096
-    assert [ledger.reduce_micro_batch_tokens(cell, folder) for _ in range(5)] == [2048, 1024, 512, 256, None]
-    assert ledger.micro_batch_tokens(cell, folder) == 256
+    assert ledger.max_tokens_per_micro_batch(cell, folder) == 4096
+    assert [ledger.reduce_max_tokens_per_micro_batch(cell, folder) for _ in range(5)] == [2048, 1024, 512, 256, None]
+    assert ledger.max_tokens_per_micro_batch(cell, folder) == 256
     folder.memory.write_text("{")
-    assert ledger.micro_batch_tokens(cell, folder) == 4096
+    assert ledger.max_tokens_per_micro_batch(cell, folder) == 4096

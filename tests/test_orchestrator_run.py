@@ -49,7 +49,7 @@ grids:
     rules: [sequence, token, balanced]
     models: [tiny, pair]
     datasets: [gen_chains]
-    train: {{steps: {STEPS}, checkpoint_every: {EVERY}, micro_batch_tokens: 2048}}
+    train: {{steps: {STEPS}, checkpoint_every: {EVERY}, max_tokens_per_micro_batch: 2048}}
     evaluate: {{at: [last], benchmarks: [gen_short]}}
     retries: 2
     retry_wait_s: 0.2
@@ -73,7 +73,7 @@ def train(cell_dir: Path, cell: dict, *, data_dir=None, keep_steps=(), should_st
         raise ValueError("no such problem\nand more words")
     if Path(f"nan-{cell['rule']}").exists():
         raise FloatingPointError("the gradient norm is nan at step 1")
-    if Path(f"memory-{cell['rule']}").exists() and cell["train"]["micro_batch_tokens"] > 512:
+    if Path(f"memory-{cell['rule']}").exists() and cell["train"]["max_tokens_per_micro_batch"] > 512:
         raise MemoryError("no room")
     mark(cell_dir, 0)
     metrics = cell_dir / "metrics.jsonl"
@@ -367,9 +367,9 @@ def test_each_failure_meets_its_policy_and_gangs_are_placed_whole(project, clust
             smaller = f"with micro-batches of {tokens} tokens from now on (retry {attempt} of 2)"
             assert any(cell.id in line and smaller in line for line in text.splitlines())
         run = look_up(project / "runs", cell)
-        assert ledger.micro_batch_tokens(cell, run.folder) == 512
+        assert ledger.max_tokens_per_micro_batch(cell, run.folder) == 512
         assert "with micro-batches of 512 tokens from now on" in run.folder.log.read_text()
-        assert json.loads(run.folder.config.read_text())["train"]["micro_batch_tokens"] == 2048
+        assert json.loads(run.folder.config.read_text())["train"]["max_tokens_per_micro_batch"] == 2048
     for cell in (sequence, token, gang_sequence, gang_token):
         run = look_up(project / "runs", cell)
         assert describe(run)[0] == "done"

@@ -38,7 +38,12 @@ def recorded(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("size", "changes"),
-    [(2, {}), (2, {"micro_batch_tokens": 150}), (1, {"micro_batch_tokens": 100}), (3, {"prompts_per_update": 2})],
+    [
+        (2, {}),
+        (2, {"max_tokens_per_micro_batch": 150}),
+        (1, {"max_tokens_per_micro_batch": 100}),
+        (3, {"prompts_per_update": 2}),
+    ],
 )
 def test_workers_and_micro_batches_change_nothing_but_rounding(recorded, tmp_path, size, changes):
     distributed_cases.run(tmp_path / "cell", distributed_cases.cell(**changes), size, recorded / "said.pickle")

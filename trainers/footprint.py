@@ -150,7 +150,7 @@ def footprint(shape: Shape, recipe: Recipe, workers: int) -> Footprint:
 
 def _activations(shape: Shape, recipe: Recipe, compute: int) -> int:
     """Inputs that the backward pass of a micro-batch reads again, and the logits in work."""
-    tokens = max(recipe.micro_batch_tokens, recipe.max_prompt_tokens + recipe.max_response_tokens)
+    tokens = max(recipe.max_tokens_per_micro_batch, recipe.max_prompt_tokens + recipe.max_response_tokens)
     inside = 4 * shape.hidden + 2 * shape.heads * shape.head_dim + shape.kv_width + 4 * shape.intermediate
     layers = shape.layers * shape.hidden + inside if recipe.activation_checkpointing else shape.layers * inside
     head = compute * shape.vocabulary * shape.hidden + FLOAT * LOGITS_HELD

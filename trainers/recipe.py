@@ -94,7 +94,7 @@ class Recipe:
     """Scale of the adapters; None: twice the rank (TRL's examples)."""
 
     # Memory and speed; the gradient does not depend on these
-    micro_batch_tokens: int = 16384
+    max_tokens_per_micro_batch: int = 16384
     """Tokens per forward and backward pass of a worker, padding included."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type; bfloat16 on GPUs. Master weights, optimizer and gradient sums stay in float32."""
@@ -115,7 +115,7 @@ class Recipe:
         positive = (
             "steps", "prompts_per_step", "group_size", "epochs_per_rollout", "max_prompt_tokens",
             "max_response_tokens", "temperature", "learning_rate", "grad_clip", "advantage_std_floor",
-            "micro_batch_tokens", "checkpoint_every", "rollout_log_every", "max_draws", "keep_last", "engine_memory",
+            "max_tokens_per_micro_batch", "checkpoint_every", "rollout_log_every", "max_draws", "keep_last", "engine_memory",
         )  # fmt: skip
         for name in positive:
             if not getattr(self, name) > 0:

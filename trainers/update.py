@@ -199,7 +199,7 @@ def _passes(
 ) -> Iterator[tuple[list[int], TokenStatistics]]:
     """Run a policy over rows, a micro-batch at a time; workers with fewer end with empty ones."""
     pack = supports_packing(policy.model)
-    batches = list(micro_batches(samples, rows, learner.recipe.micro_batch_tokens, packed=pack))
+    batches = list(micro_batches(samples, rows, learner.recipe.max_tokens_per_micro_batch, packed=pack))
     missing = max(learner.world.gather(len(batches))) - len(batches)
     for batch in [*batches, *([[]] * missing)]:
         chosen = [samples[row] for row in batch] or [_FILLER]
