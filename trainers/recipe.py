@@ -115,7 +115,8 @@ class Recipe:
         positive = (
             "steps", "prompts_per_step", "group_size", "epochs_per_rollout", "max_prompt_tokens",
             "max_response_tokens", "temperature", "learning_rate", "grad_clip", "advantage_std_floor",
-            "max_tokens_per_micro_batch", "checkpoint_every", "rollout_log_every", "max_draws", "keep_last", "engine_memory",
+            "max_tokens_per_micro_batch", "checkpoint_every", "rollout_log_every", "max_draws", "keep_last",
+            "engine_memory",
         )  # fmt: skip
         for name in positive:
             if not getattr(self, name) > 0:
