@@ -53,7 +53,10 @@ ui: setup  ## Start the MLflow server: browse the runs, let others log (HOST=127
 	  --artifacts-destination mlruns/artifacts --workers 1 --host $(HOST) --port $(PORT)
 
 test: setup  ## Run the tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
+
+test-slow: setup  ## Run the tests that kill and restart gangs, workers and grids
+	$(BIN)/python -m pytest -m slow
 
 faults: setup  ## Inject 100 faults at random moments into grids on several Ray nodes; about 20 minutes
 	$(BIN)/python tests/faults/campaign.py --faults 100

@@ -15,6 +15,13 @@ settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
 
 ROOT = Path(__file__).resolve().parent.parent
+LONGEST_FIRST = ("test_orchestrator_run.py", "test_workers.py", "test_recipe.py", "test_orchestrator_tracking.py")
+"""Files that take a minute or more; begun last, they would keep one process busy while the others have no more to do."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files; the others stay in their order."""
+    items.sort(key=lambda item: item.path.name not in LONGEST_FIRST)
 
 
 @pytest.fixture(scope="session")
