@@ -11,7 +11,7 @@ HOST   ?= 127.0.0.1
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup setup-vllm reproduce figures report ui test faults test-vllm lint base-models clean
+.PHONY: help setup setup-vllm reproduce figures report ui test test-slow faults test-vllm lint base-models clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16

@@ -87,7 +87,7 @@ def kill_and_resume(cell_dir, cell, sizes, kills, seed):
 def progressed(cell_dir, before, ended):
     """Whether a checkpoint after a step was ended, or at least begun, since."""
     new = {*checkpoints.complete_steps(cell_dir)} - {*before, 0}
-    return new or not ended and any(path.name != "step-0.partial" for path in cell_dir.glob("checkpoints/*.partial"))
+    return new or (not ended and any(path.name != "step-0.partial" for path in cell_dir.glob("checkpoints/*.partial")))
 
 
 @pytest.mark.slow
