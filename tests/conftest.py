@@ -16,7 +16,7 @@ settings.load_profile("suite")
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FIRST = ("test_orchestrator_run.py", "test_workers.py", "test_recipe.py", "test_orchestrator_tracking.py")
-"""Files that take a minute or more; begun last, they would keep one process busy while the others have no more to do."""
+"""Files that take a minute or more; begun last, they would keep one process busy while the others wait."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

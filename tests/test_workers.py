@@ -66,7 +66,7 @@ def kill_and_resume(cell_dir, cell, sizes, kills, seed):
         for cut in cell_dir.glob("checkpoints/*.partial"):
             shutil.rmtree(cut)  # or it would pass for one of the next start's
         processes = distributed_cases.start(cell_dir, cell, sizes[number % len(sizes)])
-        # Training begins when imports are over; then anything may be under way, the first time after a whole checkpoint.
+        # Training begins when imports are over; the first kill comes after a whole checkpoint, later ones at any time.
         deadline = time.monotonic() + 120
         while (
             not progressed(cell_dir, before, ended=number == 0)
