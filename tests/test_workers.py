@@ -39,10 +39,10 @@ def recorded(tmp_path_factory):
 @pytest.mark.parametrize(
     ("size", "changes"),
     [
-        (2, {}),
         (2, {"max_tokens_per_micro_batch": 150}),
-        (1, {"max_tokens_per_micro_batch": 100}),
-        (3, {"prompts_per_update": 2}),
+        pytest.param(2, {}, marks=pytest.mark.slow),
+        pytest.param(1, {"max_tokens_per_micro_batch": 100}, marks=pytest.mark.slow),
+        pytest.param(3, {}, marks=pytest.mark.slow),
     ],
 )
 def test_workers_and_micro_batches_change_nothing_but_rounding(recorded, tmp_path, size, changes):
