@@ -183,6 +183,8 @@ def test_logs_are_printed_and_followed(project, cells):
     folder = opened(project, cells[2])
     folder.log.write_text("first line\n")
     assert balagg("logs", "balanced-tiny").stdout == "first line\n"
+    # Where tests run in the background Ctrl-C may be ignored, which children inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     follower = subprocess.Popen(
         [sys.executable, "-m", "orchestrator.cli", "logs", "-f", "balanced-tiny"], stdout=subprocess.PIPE, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
