@@ -76,9 +76,7 @@ def test_training_reaches_the_same_reward_with_either_engine(tmp_path, model):
         changes = {"rollout_engine": engine, "prompts_per_step": 16, "group_size": 8, "max_response_tokens": 96}
         changes |= {"prompts_per_update": 16, "importance_cap": 2.0, "learning_rate": 3e-4}
         spec = {"name": model, "path": f"models/{model}", "template": "qa"}
-        cell = distributed_cases.cell(
-            model=spec, prompts_per_update=16, importance_cap=2.0, learning_rate=3e-4, **changes
-        )
+        cell = distributed_cases.cell(model=spec, **changes)
         train(tmp_path / engine, cell)
         rows = read_steps(tmp_path / engine / "metrics.jsonl")
         assert all(row["metrics"]["policy/engine_kl"] < 1e-6 for row in rows)

@@ -93,6 +93,7 @@ def _work(settings: dict[str, Any]) -> None:
 
 
 def _log_to(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S"))
     logging.getLogger().addHandler(handler)
