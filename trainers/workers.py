@@ -7,8 +7,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-NUM_THREADS_VARIABLE = "OMP_NUM_THREADS"
-
 
 def train_on_workers(
     cell_dir: Path,
@@ -75,7 +73,7 @@ def _work(settings: dict[str, Any]) -> None:
     import torch
 
     os.chdir(settings["root"])
-    os.environ[NUM_THREADS_VARIABLE] = str(settings["threads"])
+    os.environ["OMP_NUM_THREADS"] = str(settings["threads"])
     torch.set_num_threads(settings["threads"])
     from trainers.grpo import train
     from trainers.parallel import World

@@ -65,11 +65,9 @@ class TorchEngine(Engine):
 
     @torch.no_grad()
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Engine.update_weights`. A model that shares its parameters with the trainer has them already."""
+        """See `Engine.update_weights`."""
         for name, weight in weights:
-            own = self.model.get_parameter(name)
-            if own is not weight:
-                own.copy_(weight)
+            self.model.get_parameter(name).copy_(weight)
 
     def _admit(self, batch: "_Batch", taken: list[int], prompts: list[list[int]], uniforms: np.ndarray) -> None:
         """Read the prompts of these requests and give each a row."""
