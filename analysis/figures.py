@@ -6,7 +6,11 @@ figure has one panel or one row per model and data set, and shows each rule in i
 With `MIN_SEEDS` seeds or more a rule is a mean with a 95 % interval, with fewer it is one line or point per seed.
 """
 
+import multiprocessing
+import os
+import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +34,7 @@ from analysis.layout import (
     mark_empty,
     one_view,
     panel_title,
+    scaled_once,
     side_by_side,
     without_sign,
 )
@@ -39,6 +44,8 @@ from analysis.style import RuleStyle, legend_handles, look, rule_styles, save
 from analysis.tables import write_tables
 from trainers import metric_names
 
+NUM_PROCESSES = min(4, os.cpu_count() or 1)
+"""That draw figures at once; each may hold tables of its own."""
 MOST_BINS = 24
 SPREAD = 0.27
 """How far rules lie apart in a row of height 1, to either side."""
@@ -152,13 +159,14 @@ def length_histograms(table: pd.DataFrame, notes: Notes = ()) -> WordedFigure:
     )  # fmt: skip
     if not panels:
         mark_empty(axes[0])
-    for (panel, phase), ax in zip(product(panels, phases), axes, strict=False):
-        inside = runs.in_panel(table[table.phase == phase], panel)
-        head = panel_title(panel, cells) if phase == phases[0] else ""
-        ax.set_title(f"{head}\n{_phase_title(phase, inside.step)}")
-        _draw_histograms(ax, inside, edges, styles)
-        if phase == phases[0]:
-            ax.set_ylabel("Share of responses\n(A < 0 downwards)")
+    with scaled_once(axes):
+        for (panel, phase), ax in zip(product(panels, phases), axes, strict=False):
+            inside = runs.in_panel(table[table.phase == phase], panel)
+            head = panel_title(panel, cells) if phase == phases[0] else ""
+            ax.set_title(f"{head}\n{_phase_title(phase, inside.step)}")
+            _draw_histograms(ax, inside, edges, styles)
+            if phase == phases[0]:
+                ax.set_ylabel("Share of responses\n(A < 0 downwards)")
     return figure
 
 
@@ -371,17 +379,34 @@ def draw_all(tracking_uri: str, experiment: str, out_dir: Path, *, only_if_chang
     drawn_from, digest = out_dir / ".drawn-from", runs.digest(loaded)
     if only_if_changed and drawn_from.is_file() and drawn_from.read_text() == digest:
         return []
-    notes = runs.notes(loaded)
     out_dir.mkdir(parents=True, exist_ok=True)
     drawn_from.unlink(missing_ok=True)
-    paths = [
-        path
-        for name, figure in FIGURES.items()
-        for path in save(figure.draw(figure.table(loaded), notes), out_dir / name)
-    ]  # fmt: skip
-    paths += write_tables(loaded, out_dir, notes)
+    # Forked processes share the tables; where there is no fork they are sent.
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
+    with ProcessPoolExecutor(NUM_PROCESSES, context, _remember, (loaded, runs.notes(loaded), out_dir)) as pool:
+        tables = pool.submit(_write_tables)
+        paths = [path for drawn in pool.map(_draw, FIGURES) for path in drawn] + tables.result()
     drawn_from.write_text(digest)
     return paths
+
+
+_given: tuple[LoggedRuns, Notes, Path]
+"""What a drawing process works on."""
+
+
+def _remember(*given: Any) -> None:
+    global _given
+    _given = given
+
+
+def _draw(name: str) -> list[Path]:
+    loaded, notes, out_dir = _given
+    return save(FIGURES[name].draw(FIGURES[name].table(loaded), notes), out_dir / name)
+
+
+def _write_tables() -> list[Path]:
+    loaded, notes, out_dir = _given
+    return write_tables(loaded, out_dir, notes)
 
 
 def _offsets(num: int) -> list[float]:

@@ -5,7 +5,8 @@ caption that says what is shown, in which unit and over how many seeds, what was
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
@@ -84,10 +85,11 @@ def one_view(table: pd.DataFrame, values: pd.DataFrame, view: View, words: Words
     panels, styles = runs.panels(cells), rule_styles(list(cells.rule.unique()))
     words = _with_seeds(words, values)
     figure, axes = canvas(len(panels), 2, words, legend_handles(styles, markers=_few_points(values)))
-    for panel, ax in zip(panels, axes, strict=True):
-        for rule, style in styles.items():
-            draw_seeds(ax, curves.get((*panel, rule, view.metric)), style)
-        finish(ax, view, panel_title(panel, cells))
+    with scaled_once(axes):
+        for panel, ax in zip(panels, axes, strict=True):
+            for rule, style in styles.items():
+                draw_seeds(ax, curves.get((*panel, rule, view.metric)), style)
+            finish(ax, view, panel_title(panel, cells))
     if view.reference is None:
         start_at_zero(axes, values)
     return figure
@@ -103,11 +105,12 @@ def side_by_side(table: pd.DataFrame, views: list[View], words: Words, share_y: 
         legend_handles(styles, markers=_few_points(shown)), share_y=share_y,
         gap=GAP if share_y == "row" else GAP_WITH_LABELS, title_lines=2,
     )  # fmt: skip
-    for (panel, view), ax in zip(product(panels, views), axes, strict=True):
-        for rule, style in styles.items():
-            draw_seeds(ax, curves.get((*panel, rule, view.metric)), style)
-        head = panel_title(panel, cells) if view is views[0] else ""
-        finish(ax, view, f"{head}\n{view.title}", own_scale=share_y == "col")
+    with scaled_once(axes):
+        for (panel, view), ax in zip(product(panels, views), axes, strict=True):
+            for rule, style in styles.items():
+                draw_seeds(ax, curves.get((*panel, rule, view.metric)), style)
+            head = panel_title(panel, cells) if view is views[0] else ""
+            finish(ax, view, f"{head}\n{view.title}", own_scale=share_y == "col")
     start_at_zero(axes, shown)
     return figure
 
@@ -128,13 +131,14 @@ def counterfactual(
         len(panels) * len(trained), len(trained), _with_seeds(words, shown),
         legend_handles(styles, markers=_few_points(shown)), title_lines=2,
     )  # fmt: skip
-    for (panel, rule), ax in zip(product(panels, trained), axes, strict=True):
-        for other, style in styles.items():
-            for metric in metrics[other]:
-                draw_seeds(ax, curves.get((*panel, rule, metric)), style)
-        head = f"{panel_title(panel, cells)}, trained with" if rule == next(iter(trained)) else ""
-        finish(ax, view, f"{head}\n{trained[rule].label}")
-        ax.yaxis.set_major_formatter(without_sign)
+    with scaled_once(axes):
+        for (panel, rule), ax in zip(product(panels, trained), axes, strict=True):
+            for other, style in styles.items():
+                for metric in metrics[other]:
+                    draw_seeds(ax, curves.get((*panel, rule, metric)), style)
+            head = f"{panel_title(panel, cells)}, trained with" if rule == next(iter(trained)) else ""
+            finish(ax, view, f"{head}\n{trained[rule].label}")
+            ax.yaxis.set_major_formatter(without_sign)
     return figure
 
 
@@ -202,6 +206,16 @@ def canvas(
         ax.set_xlabel(x_label)
         ax.tick_params(labelbottom=True)
     return figure, axes[:num_axes]
+
+
+@contextmanager
+def scaled_once(axes: Sequence[Axes]) -> Iterator[None]:
+    """Fit the scales after all is drawn: axes that share one would all be fitted again with every band drawn."""
+    for ax in axes:
+        ax.set_autoscale_on(False)
+    yield
+    for ax in axes:
+        ax.autoscale()
 
 
 def draw_seeds(ax: Axes, curves: pd.DataFrame | None, style: RuleStyle) -> None:
@@ -278,10 +292,9 @@ def _with_seeds(words: Words, values: pd.DataFrame) -> Words:
 def _seed_curves(values: pd.DataFrame) -> dict[tuple[str, ...], pd.DataFrame]:
     """The curves of each (model, dataset, scope, rule, metric): one row per seed, one column per step."""
     key = [*runs.PANEL, "rule", "metric"]
-    return {
-        tuple(map(str, names)): curves.pivot(index="seed", columns="step", values="value")
-        for names, curves in values.groupby(key, observed=True)
-    }
+    texts = values.astype(dict.fromkeys(key, "str"))
+    curves = texts.pivot(index=[*key, "seed"], columns="step", values="value").groupby(key)
+    return {tuple(map(str, names)): found.droplevel([*key]).dropna(axis=1, how="all") for names, found in curves}
 
 
 def _few_points(values: pd.DataFrame) -> bool:

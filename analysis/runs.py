@@ -273,7 +273,7 @@ def _last_values(history: pd.DataFrame) -> pd.DataFrame:
     return last.assign(value=last["value"].where(last["value"].abs() < LARGEST_DOUBLE, np.nan))
 
 
-HISTORY = ["metric", "step", "timestamp", "value"]
+HISTORY = {"metric": "O", "step": "i8", "timestamp": "i8", "value": "f8"}
 
 
 def _read_database(tracking_uri: str, runs: Iterable[str]) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -292,13 +292,9 @@ def _read_database(tracking_uri: str, runs: Iterable[str]) -> Iterator[tuple[str
         for run in runs:
             query = wanted.where(column.run_uuid == run).compile(connection, compile_kwargs={"literal_binds": True})
             cursor.execute(str(query))
-            rows = cursor.fetchall()
-            names = [*HISTORY, "is_nan"]
-            history = pd.DataFrame(
-                dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else [], columns=names
-            )
-            history.loc[history.pop("is_nan").astype(bool), "value"] = np.nan
-            yield run, history
+            rows = np.fromiter(cursor, dtype=[*HISTORY.items(), ("is_nan", "?")])
+            history = pd.DataFrame({name: rows[name] for name in HISTORY})
+            yield run, history.assign(value=np.where(rows["is_nan"], np.nan, rows["value"]))
 
 
 def _ask_server(client: Any, runs: Iterable[str]) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -308,4 +304,4 @@ def _ask_server(client: Any, runs: Iterable[str]) -> Iterator[tuple[str, pd.Data
             for metric in client.get_run(run).data.metrics
             for value in client.get_metric_history(run, metric)
         ]
-        yield run, pd.DataFrame(values, columns=HISTORY)
+        yield run, pd.DataFrame(values, columns=list(HISTORY))
