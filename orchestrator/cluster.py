@@ -75,6 +75,29 @@ def free() -> dict[str, Resources]:
     return {node: _resources(found) for node, found in available_resources_per_node().items()}
 
 
+def release_lost_gangs() -> int:
+    """Give back what gangs of this command hold whose controller was killed; returns how many there were.
+
+    Ray keeps an actor's placement group until the whole job ends, and Ray Train's own clean-up needs the dashboard.
+    """
+    import ray
+    from ray._private.state import state
+    from ray.core.generated.gcs_pb2 import PlacementGroupTableData
+    from ray.util.placement_group import PlacementGroup
+
+    job = bytes.fromhex(ray.get_runtime_context().get_job_id())
+    found = map(PlacementGroupTableData.FromString, state._connect_and_get_accessor().get_placement_group_table())
+    lost = [
+        group.placement_group_id
+        for group in found
+        if group.creator_job_id == job and group.creator_actor_id.strip(b"\xff") and group.creator_actor_dead
+        and group.state != PlacementGroupTableData.REMOVED
+    ]  # fmt: skip
+    for group_id in lost:
+        ray.util.remove_placement_group(PlacementGroup(ray.PlacementGroupID(group_id)))
+    return len(lost)
+
+
 def _resources(found: dict[str, float]) -> Resources:
     return Resources(found.get("CPU", 0.0), found.get("GPU", 0.0))
 

@@ -122,6 +122,7 @@ class Scheduler:
         """
         self._runs = list(runs)
         open_runs = [run for run in runs if not run.closed]
+        self._has_gangs = any(training_gang(run.cell).workers > 1 for run in open_runs)
         self._comparisons = [list(group) for _, group in groupby(open_runs, key=lambda run: run.cell.comparison)]
         self._room = _Room(dict(nodes))
         self._mirror, self._watcher = mirror, watcher
@@ -321,6 +322,8 @@ class Scheduler:
         if now < self._room.next_look:
             return
         self._room.next_look = now + CLUSTER_POLL_S
+        if self._has_gangs:
+            cluster.release_lost_gangs()
         self._room.total = {node: has for node, has in cluster.nodes().items() if self._room.avoid.get(node, 0.0) < now}
         if now - self._changed < CLUSTER_POLL_S:
             return
