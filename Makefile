@@ -53,7 +53,7 @@ ui: setup  ## Start the MLflow server: browse the runs, let others log (HOST=127
 	  --artifacts-destination mlruns/artifacts --workers 1 --host $(HOST) --port $(PORT)
 
 test: setup  ## Run the tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-slow: setup  ## Run the tests that kill and restart gangs, workers and grids
 	$(BIN)/python -m pytest -m slow

@@ -82,7 +82,7 @@ def release_lost_gangs() -> int:
     """
     import ray
     from ray._private.state import state
-    from ray.core.generated.gcs_pb2 import PlacementGroupTableData
+    from ray.core.generated.gcs_pb2 import PlacementGroupTableData  # type: ignore[attr-defined]  # made at run time
     from ray.util.placement_group import PlacementGroup
 
     job = bytes.fromhex(ray.get_runtime_context().get_job_id())

@@ -15,7 +15,7 @@ settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST_FIRST = ("test_orchestrator_run.py", "test_workers.py", "test_recipe.py", "test_orchestrator_tracking.py")
+LONGEST_FIRST = ("test_orchestrator_run.py", "test_workers.py", "test_recipe.py", "test_orchestrator_cli.py")
 """Files that take a minute or more; begun last, they would keep one process busy while the others wait."""
 
 

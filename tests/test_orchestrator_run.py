@@ -347,6 +347,7 @@ def test_failures_cost_their_own_cell_and_an_interrupt_keeps_what_is_done(projec
     assert mlflow_points(project) == expected_points()
 
 
+@pytest.mark.slow
 def test_each_failure_meets_its_policy_and_gangs_are_placed_whole(project, cluster, monkeypatch):
     join(cluster, monkeypatch)
     cells = expand(load_config(project / "experiments.yaml"), "troubled")

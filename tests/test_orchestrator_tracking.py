@@ -310,6 +310,7 @@ def retry(recorder: Recorder, call) -> None:
 
 
 @pytest.mark.timeout(900)  # a server that starts twice takes minutes on a busy machine
+@pytest.mark.slow
 def test_a_server_that_is_killed_or_frozen_loses_and_doubles_nothing(store, server, tmp_path, monkeypatch):
     """The files are the queue: what was made meanwhile is replayed in order."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
