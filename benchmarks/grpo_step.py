@@ -107,7 +107,7 @@ def our_steps(arguments: argparse.Namespace) -> Iterator[Step]:
         max_response_tokens=arguments.max_tokens,
         learning_rate=arguments.learning_rate,
         warmup_steps=0,
-        max_tokens_per_micro_batch=arguments.max_tokens_per_micro_batch,
+        max_tokens_per_micro_batch=arguments.micro_batch_tokens,
     )
     spec, scope, world = {"path": arguments.model}, "group", World()
     learner, tokenizer = grpo.make_learner(
