@@ -372,7 +372,7 @@ def read_summary(cell: Cell, folder: CellDir, step: int) -> dict[str, Any] | Non
 def prepare_evaluation(cell: Cell, folder: CellDir, step: int) -> None:
     """Note what is asked for. A summary of other settings goes first: it must not pass for this one's."""
     folder.summary(step).unlink(missing_ok=True)
-    write_atomic(folder.settings(step), canonical_json(cell.evaluation))
+    write_atomic(folder.settings(step), canonical_json(cell.evaluation), durable=False)
 
 
 def copy_evaluation(source: CellDir, target: CellDir, step: int) -> None:

@@ -131,6 +131,7 @@ class Scheduler:
         self._tasks: dict[Any, _Task] = {}
         self._active: dict[str, CellRun] = {}
         self._told: dict[str, tuple[Any, ...]] = {}
+        self._noted: dict[str, tuple[str, str]] = {}
         self._bases = _shared_bases(self._runs)
         self._step_seconds: dict[str, float] = {}
         self._evaluation_seconds: dict[str, float] = {}
@@ -453,6 +454,8 @@ class Scheduler:
             if run.claim is not None and run.claim.lost:
                 self._give_up(run)
                 continue
+            if _has_ended(run) and run.cell.id in self._told:
+                continue  # it only waits for the store, which may be far behind
             before = run.newest_checkpoint
             with suppress(OSError):
                 refresh(run)
@@ -493,6 +496,7 @@ class Scheduler:
             run.claim = None
         self._active.pop(run.cell.id, None)
         self._told.pop(run.cell.id, None)
+        self._noted.pop(run.cell.id, None)
         run.tail.forget()
         for group in self._comparisons:
             if run in group:
@@ -556,8 +560,11 @@ class Scheduler:
             reason = "steps " + ", ".join(str(work.step) for work in sorted(run.busy, key=lambda w: w.step))
         else:
             reason = run.error or ("all results are there" if state == "done" else f"after step {step}")
+        if self._noted.get(run.cell.id) == (state, reason):
+            return
         with suppress(OSError):
             ledger.write_state(run.folder, state, reason)
+            self._noted[run.cell.id] = state, reason
 
     # The end.
 
