@@ -51,6 +51,10 @@ SPREAD = 0.27
 """How far rules lie apart in a row of height 1, to either side."""
 MARGIN_COLORS = "PuOr"
 POINT_SIZE = 6
+CAP_SIZE = 4
+"""Ends of an interval: they stand out above and below a marker that is wider than it."""
+LABEL_LIFT, LABEL_HEIGHT, LABEL_WIDTH = 0.05, 0.07, 0.4
+"""Of the labels in the regime map: above their points, line to line, and as wide; shares of the axes."""
 LEAST_REACH = 0.01
 """Accuracy that an axis of drops spans at least, so that none does not look like some."""
 
@@ -119,7 +123,7 @@ def sign_gap(table: pd.DataFrame, notes: Notes = ()) -> WordedFigure:
         View(metric_names.SIGN_GAP_REL, "Gap / mean length", "Relative to the group's mean length", 0.0),
     ]
     caption = (
-        "Mean length of responses with A > 0 minus mean length of those with A < 0, in each group that has "
+        "Mean length of responses with advantage A > 0 minus mean length of those with A < 0, in each group that has "
         "both, averaged over those groups. Below the zero line the negative responses are the longer ones."
     )
     words = Words("Sign-length gap", caption, findings.gap(table), notes)
@@ -148,8 +152,9 @@ def length_histograms(table: pd.DataFrame, notes: Notes = ()) -> WordedFigure:
     width = -(-int(table.length.max()) // MOST_BINS) if len(table) else 1  # whole, or bins would hold unequal numbers
     edges = 0.5 + width * np.arange(MOST_BINS + 1)
     caption = (
-        "Share of a rule's responses by length (tokens), all its seeds together: with A > 0 drawn upwards, with A < 0 "
-        "downwards; responses of groups that are all right or all wrong have no sign and are left out. A title gives "
+        f"Share of a rule's responses by length, in bins of {findings.count(width, 'token')}, all its seeds together: "
+        "with advantage A > 0 drawn upwards, with A < 0 downwards; both add up to 1. Responses of groups that are all "
+        "right or all wrong have no sign and are left out; those cut at the length limit lie at its bin. A title gives "
         f"the training step. {findings.seeds_per_rule(table)}"
     )
     words = Words("Response lengths by sign: early, middle, late", caption, findings.histograms(table), notes)
@@ -176,9 +181,10 @@ def sign_mass(table: pd.DataFrame, notes: Notes = ()) -> WordedFigure:
     rules = _mass_rules(table)
     negative = table.metric.isin([metric_names.negative_mass(rule) for rule in rules])
     caption = (
-        "Mass |Σ w·n·A| that each rule (line style) would put on the responses with A > 0 (drawn upwards) and "
-        "with A < 0 (drawn downwards), on the rollouts of the run that the column's rule trained. With 0/1 "
-        "rewards sequence and balanced coincide: equal masses on both signs."
+        "Mass |Σ w·n·A| that each rule (line style; also rules that trained no run) would put on the responses with "
+        "A > 0 (drawn upwards) and with A < 0 (drawn downwards), on the rollouts of the run that the column's rule "
+        "trained; w: the rule's weight of each of a response's n tokens, A: its advantage, so the mass has no unit. "
+        "Where all rewards are 0 or 1, sequence and balanced coincide: equal masses on both signs."
     )
     title = "Sign mass: lines by rule, columns by the rule that trained"
     return counterfactual(
@@ -198,8 +204,10 @@ def negative_share(table: pd.DataFrame, notes: Notes = ()) -> WordedFigure:
     shares = [comparisons.negative_share(table[table.rule == rule], rule) for rule in rules]
     values = pd.concat(shares or [table.iloc[:0]]).assign(metric=view.metric)
     caption = (
-        "Share of a run's sign mass that fell on responses with A < 0, under the rule that trained it. At 0.5 both "
-        "signs pull equally; above it, lowering the probability of bad responses outweighs raising that of good ones."
+        "Share of a run's sign mass (|Σ w·n·A| over the responses of either sign; w: weight of each of a response's n "
+        "tokens, A: its advantage) that fell on responses with A < 0, under the rule that trained it. At 0.5 both "
+        "signs pull equally, as under sequence and balanced wherever all rewards are 0 or 1; above it, lowering the "
+        "probability of bad responses outweighs raising that of good ones."
     )
     words = Words("Negative share of the sign mass", caption, findings.own_share(values), notes)
     return one_view(table, values, view, words)
@@ -259,7 +267,7 @@ def accuracy_difference(table: pd.DataFrame, notes: Notes = ()) -> WordedFigure:
         f"{findings.seeds_and_interval(table.seeds, table.over)}"
     )
     figure, [ax] = canvas(
-        1, 1, Words(f"Accuracy beside {baseline} aggregation", caption, findings.differences(table), notes),
+        1, 1, Words(f"Difference in accuracy to {baseline} aggregation", caption, findings.differences(table), notes),
         legend_handles(styles, markers=True, lines=False), f"Accuracy minus that of {baseline}",
         row_height=0.42 * max(len(names), 2), left=0.25 + 0.07 * max(map(len, names), default=0), title_lines=0,
     )  # fmt: skip
@@ -313,7 +321,7 @@ def peak_to_last(table: pd.DataFrame, notes: Notes = ()) -> WordedFigure:
     checkpoints = "/".join(str(num) for num in sorted(table.checkpoints.unique()))
     caption = (
         f"Best mean accuracy over the benchmarks among a run's {checkpoints} evaluated checkpoints minus that of the "
-        f"last one: 0 where the last is the best. From {MIN_SEEDS} seeds on, small points are seeds and large ones "
+        f"last one: 0 where the last is the best. From {MIN_SEEDS} seeds on, hollow points are seeds and filled ones "
         "their mean. The best of several noisy checkpoints lies above the last by chance too: compare the rules. "
         f"{findings.seeds_per_rule(table)}"
     )
@@ -431,7 +439,7 @@ def _draw_row(ax: Axes, row: int, found: pd.DataFrame, styles: dict[str, RuleSty
         ends = [[estimate.mean - estimate.low], [estimate.high - estimate.mean]]
         ax.errorbar(
             estimate.mean, row + place, xerr=ends, label=style.label, elinewidth=1.2, ecolor=style.color,
-            **_point(style),
+            capsize=CAP_SIZE, **_point(style),
         )  # fmt: skip
 
 
@@ -506,16 +514,32 @@ def _draw_regimes(ax: Axes, table: pd.DataFrame, x: str, norm: TwoSlopeNorm) -> 
         shown[x], shown["mean"], c=shown.margin, cmap=MARGIN_COLORS, norm=norm, s=70, edgecolors="black",
         linewidths=0.9, zorder=4, plotnonfinite=True,
     )  # fmt: skip
-    middle = (shown[x].min() + shown[x].max()) / 2
-    for place, row in enumerate(runs.rows(table), 1):
-        margin = "" if np.isnan(row.margin) else f" ({findings.signed(row.margin)})"
-        is_right = getattr(row, x) > middle
-        ax.annotate(
-            f"{place}{margin}", (getattr(row, x), row.mean), xytext=(-7 if is_right else 7, 5),
-            textcoords="offset points", ha="right" if is_right else "left", fontsize=8, zorder=5,
-        )  # fmt: skip
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
     ax.margins(x=0.1, y=0.15)
+    ax.autoscale_view()
+    _number_points(ax, table, x)
+
+
+def _number_points(ax: Axes, table: pd.DataFrame, x: str) -> None:
+    """Each point's number and margin beside it, moved up where it would lie on another label."""
+    low, high = ax.get_xlim()
+    bottom, top = ax.get_ylim()
+    taken: list[tuple[bool, float, float]] = []
+    for place, row in sorted(enumerate(runs.rows(table), 1), key=lambda item: item[1].mean):
+        across, up = (getattr(row, x) - low) / (high - low), (row.mean - bottom) / (top - bottom)
+        if np.isnan(across):
+            continue
+        is_right, level = across > 0.5, up + LABEL_LIFT
+        for side, where, used in taken:
+            if side == is_right and abs(across - where) < LABEL_WIDTH and level - used < LABEL_HEIGHT:
+                level = used + LABEL_HEIGHT
+        taken.append((is_right, across, level))
+        margin = "" if np.isnan(row.margin) else f" ({findings.signed(row.margin)})"
+        text = ax.annotate(
+            f"{place}{margin}", (getattr(row, x), row.mean), xytext=(across + (-0.03 if is_right else 0.03), level),
+            textcoords="axes fraction", ha="right" if is_right else "left", va="center", fontsize=8, zorder=5,
+        )  # fmt: skip
+        text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.85})
 
 
 def _benchmarks(scores: pd.DataFrame) -> list[str]:

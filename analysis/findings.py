@@ -28,7 +28,8 @@ SAME = 5e-4
 
 def number(value: float, digits: int = 3) -> str:
     """With a real minus sign, and no sign on a zero."""
-    text = f"{value:.{digits}f}"
+    # A half rounds away from zero, whichever way the last bit of a difference fell.
+    text = f"{value + np.sign(value) * 1e-9:.{digits}f}"
     return (text.removeprefix("-") if float(text) == 0 else text).replace("-", "−")
 
 

@@ -136,8 +136,8 @@ def counterfactual(
             for other, style in styles.items():
                 for metric in metrics[other]:
                     draw_seeds(ax, curves.get((*panel, rule, metric)), style)
-            head = f"{panel_title(panel, cells)}, trained with" if rule == next(iter(trained)) else ""
-            finish(ax, view, f"{head}\n{trained[rule].label}")
+            head = panel_title(panel, cells) if rule == next(iter(trained)) else ""
+            finish(ax, view, f"{head}\ntrained with {rule}")
             ax.yaxis.set_major_formatter(without_sign)
     return figure
 
@@ -277,7 +277,10 @@ def seeds_sentence(values: pd.DataFrame) -> str:
     if counts.empty:
         return ""
     if counts.max() == 1:
-        return "n = 1 seed per rule: single runs, so no interval can be given."
+        return (
+            "n = 1 seed per rule: single runs, so no interval can be given. Where curves coincide, sequence lies over "
+            "token, and token over balanced."
+        )
     if counts.max() < MIN_SEEDS:
         return f"n = seeds per rule; with fewer than {MIN_SEEDS} each is shown by itself, without an interval."
     if counts.min() >= MIN_SEEDS:

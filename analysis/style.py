@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 STYLE_FILE = Path(__file__).with_name("rules.mplstyle")
-DASHES = "solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5))
+DASHES = "solid", (0, (4.5, 3)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5))
 
 
 @dataclass(frozen=True)
