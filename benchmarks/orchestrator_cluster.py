@@ -3,7 +3,7 @@
     python benchmarks/orchestrator_cluster.py --picture docs/images/schedule.png
 
 Starts eight Ray nodes with 8 made-up GPUs each on this machine and runs the grid through `balagg run`'s own code, with
-a trainer that only waits; an hour takes `--seconds-per-hour`. Prints the share of GPU slots that were busy until the
+a trainer that only waits; an hour takes `--seconds-per-hour`, and the whole about 20 minutes. Prints the share of GPU slots that were busy until the
 last tenth of the queue, as the tasks tell it and as Ray tells it, and draws what ran where.
 """
 
@@ -28,7 +28,7 @@ RULES = {"sequence": "GRPO", "token": "DAPO", "balanced": "BA"}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds-per-hour", type=float, default=3.0)
+    parser.add_argument("--seconds-per-hour", type=float, default=10.0)
     parser.add_argument("--picture", type=Path, help="PNG file to draw")
     parser.add_argument("--measured", type=Path, help="draw this earlier measurement instead of running")
     parser.add_argument("--keep", type=Path, help="write the measurement to this file")
