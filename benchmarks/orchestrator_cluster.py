@@ -3,8 +3,9 @@
     python benchmarks/orchestrator_cluster.py --picture docs/images/schedule.png
 
 Starts eight Ray nodes with 8 made-up GPUs each on this machine and runs the grid through `balagg run`'s own code, with
-a trainer that only waits; an hour takes `--seconds-per-hour`, and the whole about 20 minutes. Prints the share of GPU slots that were busy until the
-last tenth of the queue, as the tasks tell it and as Ray tells it, and draws what ran where.
+a trainer that only waits; an hour takes `--seconds-per-hour`, and the whole about 20 minutes. Prints the share of GPU
+slots that were busy until the last tenth of the queue, as the tasks tell it and as Ray tells it, and draws what ran
+where.
 """
 
 import argparse
