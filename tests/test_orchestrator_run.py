@@ -289,6 +289,7 @@ def test_a_killed_grid_goes_on_and_two_commands_share_it(project, monkeypatch):
     assert {path: path.stat().st_mtime_ns for path in project.glob("runs/**/*")} == before
 
 
+@pytest.mark.slow
 def test_failures_cost_their_own_cell_and_an_interrupt_keeps_what_is_done(project, cluster, monkeypatch):
     join(cluster, monkeypatch)
     cells = expand(load_config(project / "experiments.yaml"), "demo")
