@@ -75,8 +75,8 @@ def free() -> dict[str, Resources]:
     return {node: _resources(found) for node, found in available_resources_per_node().items()}
 
 
-def release_lost_gangs() -> int:
-    """Give back what gangs of this command hold whose controller was killed; returns how many there were.
+def release_lost_gangs() -> None:
+    """Give back what gangs of this command hold whose controller was killed.
 
     Ray keeps an actor's placement group until the whole job ends, and Ray Train's own clean-up needs the dashboard.
     """
@@ -95,7 +95,6 @@ def release_lost_gangs() -> int:
     ]  # fmt: skip
     for group_id in lost:
         ray.util.remove_placement_group(PlacementGroup(ray.PlacementGroupID(group_id)))
-    return len(lost)
 
 
 def _resources(found: dict[str, float]) -> Resources:

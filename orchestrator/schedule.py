@@ -454,8 +454,8 @@ class Scheduler:
             if run.claim is not None and run.claim.lost:
                 self._give_up(run)
                 continue
-            if _has_ended(run) and run.cell.id in self._told:
-                continue  # it only waits for the store, which may be far behind
+            if _has_ended(run) and self._told.get(run.cell.id, (run.state, False))[1]:
+                continue  # the mirror knows; it only waits for the store, which may be far behind
             before = run.newest_checkpoint
             with suppress(OSError):
                 refresh(run)
@@ -513,6 +513,7 @@ class Scheduler:
         run.elsewhere, run.claim = True, None
         run.next_claim = time.monotonic() + ELSEWHERE_POLL_S
         self._active.pop(run.cell.id, None)
+        self._noted.pop(run.cell.id, None)  # the other command writes the state now
 
     def _heed_requests(self, run: CellRun) -> bool:
         """End the cell if a person has asked for it; whether that is so."""
