@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from evals.engines import Sample
+from trainers.batches import TokenBatch, token_batch
 from trainers.policy import token_statistics
 
 PROMPT_TOKENS = 64
@@ -54,14 +56,12 @@ def peak_rise(arguments: argparse.Namespace) -> int:
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     for rows in (1, arguments.tokens // RESPONSE_TOKENS):  # the first pass loads what every pass needs
-        ids = torch.randint(arguments.vocabulary, (rows, PROMPT_TOKENS + RESPONSE_TOKENS))
-        mask = torch.zeros(ids.shape, dtype=torch.bool)
-        mask[:, PROMPT_TOKENS:] = True
-        if rows == 1:
-            mask[:, PROMPT_TOKENS + 8 :] = False
+        length = RESPONSE_TOKENS if rows > 1 else 8
+        ids = torch.randint(arguments.vocabulary, (rows, PROMPT_TOKENS + length)).tolist()
+        samples = [Sample(row[:PROMPT_TOKENS], row[PROMPT_TOKENS:], [], "", truncated=False) for row in ids]
         before = resident("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # forget the highest value so far
-        WAYS[arguments.way](model, ids, mask)
+        WAYS[arguments.way](model, token_batch(samples))
     return resident("VmHWM") - before
 
 
@@ -73,18 +73,18 @@ def resident(field: str) -> int:
     raise OSError(f"/proc/self/status has no {field}; this benchmark needs Linux")
 
 
-def chunked(model: Qwen2ForCausalLM, ids: torch.Tensor, mask: torch.Tensor) -> None:
-    token_statistics(model, ids, mask).logprobs.sum().backward()
+def chunked(model: Qwen2ForCausalLM, batch: TokenBatch) -> None:
+    token_statistics(model, batch).logprobs.sum().backward()
 
 
 @torch.no_grad()
-def chunked_without_gradient(model: Qwen2ForCausalLM, ids: torch.Tensor, mask: torch.Tensor) -> None:
-    token_statistics(model, ids, mask)
+def chunked_without_gradient(model: Qwen2ForCausalLM, batch: TokenBatch) -> None:
+    token_statistics(model, batch)
 
 
-def naive(model: Qwen2ForCausalLM, ids: torch.Tensor, mask: torch.Tensor) -> None:
-    logprobs = model(ids, use_cache=False).logits[:, :-1].float().log_softmax(-1)
-    logprobs.gather(2, ids[:, 1:, None])[..., 0][mask[:, 1:]].sum().backward()
+def naive(model: Qwen2ForCausalLM, batch: TokenBatch) -> None:
+    logprobs = model(batch.ids_BT, use_cache=False).logits.float().log_softmax(-1)[batch.predicts_BT]
+    logprobs.gather(1, batch.targets_N[:, None]).sum().backward()
 
 
 WAYS = {

@@ -16,9 +16,10 @@ import torch
 from evals.engines import TorchEngine, load_model
 from evals.problems import Problem
 from evals.prompts import TEMPLATES
+from tests.sequences import padded
 from trainers import checkpoints, grpo
 from trainers.aggregation import RULES, aggregate
-from trainers.batches import padded
+from trainers.batches import token_batch
 from trainers.policy import Policy, clipped_surrogate, token_statistics
 from trainers.recipe import Recipe
 from trainers.rollout import draw_prompts, sample_rollout
@@ -67,8 +68,9 @@ def test_the_loop_computes_the_gradient_of_the_written_loss(rollout, rule):
     looped = gradient(model)
 
     # The loss over whole padded responses, zero advantages included, by `aggregate`.
-    ids, mask, _ = padded(list(batch.samples.values()))
-    statistics = token_statistics(model, ids, mask)
+    samples = list(batch.samples.values())
+    _, mask = padded(samples)
+    statistics = token_statistics(model, token_batch(samples))
     old = torch.tensor([x for sample in batch.samples.values() for x in sample.logprobs])
     advantages = batch.advantages.repeat_interleave(batch.lengths)
     terms = torch.full(mask.shape, math.nan).masked_scatter(
@@ -97,19 +99,20 @@ def test_micro_batches_do_not_change_the_gradient(rollout, max_tokens_per_micro_
 
 def test_token_statistics_equal_a_plain_forward_pass(rollout, monkeypatch):
     model, batch, _ = rollout
-    ids, mask, _ = padded([batch.samples[row] for row in range(6)])
+    samples = [batch.samples[row] for row in range(6)]
+    ids, mask = padded(samples)
     with torch.no_grad():
         logprobs = (model(ids).logits / 0.7).log_softmax(-1)
         expected = logprobs[:, :-1].gather(2, ids[:, 1:, None])[..., 0][mask[:, 1:]]
         entropies = -(logprobs.exp() * logprobs).sum(-1)[:, :-1][mask[:, 1:]]
-        whole = token_statistics(model, ids, mask, 0.7)
+        whole = token_statistics(model, token_batch(samples), 0.7)
         torch.testing.assert_close(whole.logprobs, expected, rtol=0, atol=1e-5)
         torch.testing.assert_close(whole.entropies, entropies, rtol=0, atol=1e-5)
     gradients = []
     for elements in (2**23, 256 * 7):  # one chunk, then chunks of seven tokens
         monkeypatch.setattr("trainers.policy.CHUNK_ELEMENTS", elements)
         model.zero_grad()
-        statistics = token_statistics(model, ids, mask, 0.7)
+        statistics = token_statistics(model, token_batch(samples), 0.7)
         torch.testing.assert_close(statistics.logprobs.detach(), expected, rtol=0, atol=1e-5)
         statistics.logprobs.square().sum().backward()
         gradients.append(gradient(model))

@@ -7,12 +7,12 @@ import torch
 
 from evals.engines import Engine, Sample, TorchEngine, load_model
 from tests import distributed_cases
+from tests.sequences import padded, plain_logprobs
 from trainers import grpo
 from trainers.adapters import merged_weights, without_adapters
 from trainers.aggregation import token_weights
-from trainers.batches import packed, padded
 from trainers.parallel import World
-from trainers.policy import clipped_surrogate, kl_terms, token_statistics
+from trainers.policy import clipped_surrogate, kl_terms
 from trainers.recipe import Recipe
 from trainers.rollout import Prompt, collect_rollout, length_penalty, rollout_metrics, sample_rollout
 from trainers.step_log import read_steps
@@ -65,7 +65,7 @@ def by_row(rollout, rows):
 def expected_gradient(learner, rollout, terms_of):
     """Gradient of sum_i w_i sum_t terms over all responses at once, terms from one plain forward pass."""
     model = learner.policy.model
-    ids, mask, _ = padded([rollout.samples[row] for row in range(len(rollout.lengths))])
+    ids, mask = padded([rollout.samples[row] for row in range(len(rollout.lengths))])
     model.zero_grad()
     logits = model(ids).logits[:, :-1]
     distribution = logits.log_softmax(-1)
@@ -108,9 +108,8 @@ def test_kl_penalty_pulls_towards_the_base_model(prompts, estimator):
     rollout = a_rollout(engine, prompts, learner.recipe)
     reference = reference_logprobs(learner, rollout)
     base, _ = load_model(distributed_cases.MODEL)
-    ids, mask, _ = padded([rollout.samples[row] for row in range(len(rollout.lengths))])
     with torch.no_grad():
-        plain = token_statistics(base, ids, mask).logprobs
+        plain = plain_logprobs(base, [rollout.samples[row] for row in range(len(rollout.lengths))])
     torch.testing.assert_close(by_row(rollout, reference), plain, atol=1e-5, rtol=0)
     expected = expected_gradient(
         learner, rollout,
@@ -253,15 +252,13 @@ def test_lora_trains_the_adapters_only_and_exports_merged_weights(tmp_path, prom
 
     assert checkpoints.load_latest(tmp_path / "cell", learner) == (3, {"draws": 3, "step": 3})
     rollout = sample_rollout(TorchEngine(tuned, tokenizer), prompts[:2], learner.recipe, seed=0, draw=1)
-    ids, mask, _ = padded(list(rollout.samples.values()))
+    samples = list(rollout.samples.values())
     with torch.no_grad():
-        merged = token_statistics(tuned, ids, mask).logprobs
-        torch.testing.assert_close(
-            token_statistics(learner.policy.model, ids, mask).logprobs, merged, atol=2e-4, rtol=0
-        )
+        merged = plain_logprobs(tuned, samples)
+        torch.testing.assert_close(plain_logprobs(learner.policy.model, samples), merged, atol=2e-4, rtol=0)
         with without_adapters(learner.policy.model):
-            plain = token_statistics(learner.policy.model, ids, mask).logprobs
-        torch.testing.assert_close(plain, token_statistics(base, ids, mask).logprobs, atol=1e-5, rtol=0)
+            plain = plain_logprobs(learner.policy.model, samples)
+        torch.testing.assert_close(plain, plain_logprobs(base, samples), atol=1e-5, rtol=0)
         assert float((merged - plain).abs().max()) > 1e-3
     names = {name for name, _ in merged_weights(learner.policy.model)}
     assert names == {name for name, _ in base.named_parameters()}
@@ -289,19 +286,6 @@ def test_activation_checkpointing_changes_nothing(prompts):
     assert saving.policy.model.is_gradient_checkpointing
     rollout = a_rollout(engine, prompts, plain.recipe)
     assert_same(loss_and_gradient(saving, rollout), loss_and_gradient(plain, rollout))
-
-
-def test_packed_sequences_give_what_padded_ones_give(prompts):
-    learner, engine, _ = learner_and_engine()
-    rollout = a_rollout(engine, prompts, learner.recipe)
-    samples = list(rollout.samples.values())
-    ids, mask, positions = packed(samples)
-    assert ids.shape == (1, sum(len(s.prompt_ids) + len(s.token_ids) for s in samples))
-    with torch.no_grad():
-        apart = learner.policy(*padded(samples)[:2])
-        together = learner.policy(ids, mask, 1.0, positions)
-    torch.testing.assert_close(together.logprobs, apart.logprobs, atol=1e-4, rtol=0)
-    torch.testing.assert_close(together.entropies, apart.entropies, atol=1e-4, rtol=0)
 
 
 def test_bfloat16_computes_in_half_and_keeps_whole_weights(prompts):

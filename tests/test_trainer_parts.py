@@ -1,4 +1,4 @@
-"""The parts of the trainer that need no model: surrogate, micro-batches, prompt order, learning rate, step log."""
+"""The parts of the trainer that need no model: surrogate, prompt order, learning rate, step log."""
 
 import math
 import time
@@ -6,19 +6,13 @@ import time
 import pytest
 import torch
 
-from evals.engines import Sample
 from evals.problems import Problem
 from trainers import checkpoints
-from trainers.batches import micro_batches, padded
 from trainers.policy import clipped_surrogate
 from trainers.recipe import Recipe
 from trainers.rollout import Prompt, draw_prompts
 from trainers.schedule import learning_rate
 from trainers.step_log import StepLog, best_checkpoint, read_steps
-
-
-def sample(prompt_length: int, response_length: int) -> Sample:
-    return Sample([5] * prompt_length, [7] * response_length, [-1.0] * response_length, "", False)
 
 
 def test_clipped_surrogate_by_hand():
@@ -40,26 +34,6 @@ def test_surrogate_scales_with_the_advantage():
     once = clipped_surrogate(logprobs, old, advantages, 0.2, 0.28).terms
     thrice = clipped_surrogate(logprobs, old, 3 * advantages, 0.2, 0.28).terms
     torch.testing.assert_close(thrice, 3 * once)
-
-
-@pytest.mark.parametrize("max_tokens", [1, 30, 64, 10**6])
-def test_micro_batches_hold_every_response_once_within_the_budget(max_tokens):
-    samples = [sample(3 + i % 4, 1 + (7 * i) % 23) for i in range(40)]
-    indices = [i for i in range(40) if i % 5]
-    batches = list(micro_batches(samples, indices, max_tokens))
-    assert sorted(i for batch in batches for i in batch) == indices
-    for batch in batches:
-        width = max(len(samples[i].prompt_ids) + len(samples[i].token_ids) for i in batch)
-        assert len(batch) == 1 or len(batch) * width <= max_tokens
-    if max_tokens == 10**6:
-        assert len(batches) == 1
-
-
-def test_padding_is_on_the_right_and_the_mask_covers_responses():
-    ids, mask, positions = padded([sample(2, 3), sample(1, 1)])
-    assert positions is None
-    assert ids.tolist() == [[5, 5, 7, 7, 7], [5, 7, 0, 0, 0]]
-    assert mask.int().tolist() == [[0, 0, 1, 1, 1], [0, 1, 0, 0, 0]]
 
 
 def prompts(count: int) -> list[Prompt]:

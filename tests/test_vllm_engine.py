@@ -9,7 +9,7 @@ from evals.engines import SamplingParams, TorchEngine, load_model, open_engine
 from evals.generated import generate
 from tests import distributed_cases
 from trainers.adapters import merged_weights
-from trainers.batches import padded
+from trainers.batches import token_batch
 from trainers.grpo import train
 from trainers.policy import token_statistics
 from trainers.step_log import read_steps
@@ -57,9 +57,8 @@ def test_new_weights_reach_the_engine(engines):
         assert [g[0].token_ids for g in groups[:4]] != [g[0].token_ids for g in before]
         for group in groups:
             for sample in group:
-                ids, mask, _ = padded([sample])
                 with torch.no_grad():
-                    trainer = token_statistics(reference.model, ids, mask, 0.8).logprobs
+                    trainer = token_statistics(reference.model, token_batch([sample]), 0.8).logprobs
                 assert sample.logprobs == pytest.approx(trainer.tolist(), abs=1e-3)
     finally:
         with torch.no_grad():

@@ -1,76 +1,131 @@
 """Cutting responses into micro-batches. Only memory and speed depend on how; the gradient does not."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from itertools import groupby
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from evals.engines import Sample
+from evals.engines.attention import GROUPED_SDPA
+from trainers.shared_prompts import Group, SharedPrompts
+
+Form = Literal["padded", "packed", "shared"]
+"""How responses lie in a batch: one a row, all in one row, or all in one row with each group's prompt once."""
 
 
 class TokenBatch(NamedTuple):
-    """Sequences as a model reads them."""
+    """Responses as a model reads them; a response's last token is no input, since nothing follows it."""
 
     ids_BT: Tensor
     """Token ids."""
-    response_mask_BT: Tensor
-    """True at response tokens, which come in the order of the sequences."""
-    position_ids_BT: Tensor | None
+    predicts_BT: Tensor
+    """True where the next token is a response's, in the order of the responses."""
+    targets_N: Tensor
+    """The N response tokens."""
+    position_ids_BT: Tensor | None = None
     """Place of each token in its sequence, where a row holds several; else None."""
+    shared_prompts: SharedPrompts | None = None
+    """How attention finds its way, where responses share prompts."""
+
+
+def batch_form(model: PreTrainedModel, device: torch.device) -> Form:
+    """The cheapest form that the model's attention can read on that device."""
+    implementation = model.config._attn_implementation or ""
+    if "flash" in implementation or "flex" in implementation:
+        return "packed"
+    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    everywhere = kinds == {"full_attention"} and not getattr(model.config, "sliding_window", None)
+    # The flag says that the model hands its keyword arguments on to the attention.
+    if implementation == GROUPED_SDPA and device.type == "cpu" and everywhere and model._supports_attention_backend:
+        return "shared"
+    return "padded"
 
 
 def micro_batches(
-    samples: Mapping[int, Sample], rows: Sequence[int], max_tokens: int, *, packed: bool = False
+    samples: Mapping[int, Sample], rows: Sequence[int], max_tokens: int, form: Form = "padded"
 ) -> Iterator[list[int]]:
-    """Rows of similar length whose batch holds at most `max_tokens` tokens, padding included unless `packed`.
+    """Rows whose batch holds at most `max_tokens` tokens, padding included; of similar length where there is padding.
 
-    A response that alone exceeds the limit makes a batch of its own.
+    A response that alone exceeds the limit makes a batch of its own. A group cut in two has its prompt in both.
     """
-    by_length = sorted(rows, key=lambda row: (_total_length(samples[row]), row))
+    lengths = {row: len(samples[row].prompt_ids) + len(samples[row].token_ids) - 1 for row in rows}
     batch: list[int] = []
     tokens = 0
-    for row in by_length:
-        length = _total_length(samples[row])
-        if batch and (tokens if packed else len(batch) * length) + length > max_tokens:
+    for row in sorted(rows) if form == "shared" else sorted(rows, key=lambda row: (lengths[row], row)):
+        if form == "padded":
+            total = (len(batch) + 1) * lengths[row]
+        elif form == "shared" and batch and samples[row].prompt_ids == samples[batch[-1]].prompt_ids:
+            total = tokens + len(samples[row].token_ids)
+        else:
+            total = tokens + lengths[row]
+        if batch and total > max_tokens:
             yield batch
-            batch, tokens = [], 0
+            batch, total = [], lengths[row]
         batch.append(row)
-        tokens += length
+        tokens = total
     if batch:
         yield batch
 
 
-def padded(samples: Sequence[Sample], device: torch.device | str = "cpu", pad_id: int = 0) -> TokenBatch:
-    """One row a sequence, prompt then response, padded on the right."""
-    width = max(map(_total_length, samples))
-    ids_BT = torch.full((len(samples), width), pad_id, dtype=torch.long)
-    mask_BT = torch.zeros(len(samples), width, dtype=torch.bool)
-    for row, sample in enumerate(samples):
-        end = _total_length(sample)
-        ids_BT[row, :end] = torch.tensor(sample.prompt_ids + sample.token_ids)
-        mask_BT[row, len(sample.prompt_ids) : end] = True
-    return TokenBatch(ids_BT.to(device), mask_BT.to(device), None)
+def token_batch(samples: Sequence[Sample], form: Form = "padded", device: torch.device | str = "cpu") -> TokenBatch:
+    """The responses with their prompts, as tensors on the device."""
+    batch = {"padded": _padded, "packed": _packed, "shared": _shared}[form](samples)
+    ids_BT, predicts_BT, targets_N = batch.ids_BT.to(device), batch.predicts_BT.to(device), batch.targets_N.to(device)
+    positions_BT = None if batch.position_ids_BT is None else batch.position_ids_BT.to(device)
+    return TokenBatch(ids_BT, predicts_BT, targets_N, positions_BT, batch.shared_prompts)
 
 
-def packed(samples: Sequence[Sample], device: torch.device | str = "cpu") -> TokenBatch:
-    """All sequences end to end in one row, without padding. Positions start over, which is how attention tells them."""
-    ids = [token for sample in samples for token in sample.prompt_ids + sample.token_ids]
-    mask = [place >= len(sample.prompt_ids) for sample in samples for place in range(_total_length(sample))]
-    positions = [place for sample in samples for place in range(_total_length(sample))]
+def _padded(samples: Sequence[Sample]) -> TokenBatch:
+    rows = [sample.prompt_ids + sample.token_ids[:-1] for sample in samples]
+    width = max(map(len, rows))
+    # On the right, where a causal model does not look.
+    ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    places = torch.arange(width)
+    starts = torch.tensor([[len(sample.prompt_ids) - 1] for sample in samples])
+    ends = starts + torch.tensor([[len(sample.token_ids)] for sample in samples])
+    return TokenBatch(ids_BT, (starts <= places) & (places < ends), _targets(samples))
+
+
+def _packed(samples: Sequence[Sample]) -> TokenBatch:
+    ids: list[int] = []
+    predicts: list[bool] = []
+    positions: list[int] = []
+    for sample in samples:
+        sequence = sample.prompt_ids + sample.token_ids[:-1]
+        ids += sequence
+        before = len(sample.prompt_ids) - 1
+        predicts += [before <= place < before + len(sample.token_ids) for place in range(len(sequence))]
+        positions += range(len(sequence))  # start over, which is how attention tells the sequences
+    return TokenBatch(torch.tensor([ids]), torch.tensor([predicts]), _targets(samples), torch.tensor([positions]))
+
+
+def _shared(samples: Sequence[Sample]) -> TokenBatch:
+    ids: list[int] = []
+    predicts: list[bool] = []
+    positions: list[int] = []
+    groups: list[Group] = []
+    for prompt, members in groupby(samples, key=lambda sample: sample.prompt_ids):
+        # The last token of the prompt is each response's own: its state predicts the first one.
+        *before, last = prompt
+        start = len(ids)
+        ids += before
+        predicts += [False] * len(before)
+        positions += range(len(before))
+        responses = []
+        for sample in members:
+            responses.append(slice(len(ids), len(ids) + len(sample.token_ids)))
+            ids += [last, *sample.token_ids][:-1]
+            predicts += [True] * len(sample.token_ids)
+            positions += range(len(before), len(before) + len(sample.token_ids))
+        groups.append(Group(slice(start, start + len(before)), responses))
     return TokenBatch(
-        torch.tensor([ids], device=device),
-        torch.tensor([mask], device=device),
-        torch.tensor([positions], device=device),
-    )
+        torch.tensor([ids]), torch.tensor([predicts]), _targets(samples), torch.tensor([positions]),
+        SharedPrompts(groups),
+    )  # fmt: skip
 
 
-def supports_packing(model: PreTrainedModel) -> bool:
-    """Whether the model's attention kernel skips what lies between packed sequences, instead of masking it."""
-    implementation = model.config._attn_implementation or ""
-    return "flash" in implementation or "flex" in implementation
-
-
-def _total_length(sample: Sample) -> int:
-    return len(sample.prompt_ids) + len(sample.token_ids)
+def _targets(samples: Sequence[Sample]) -> Tensor:
+    return torch.tensor([token for sample in samples for token in sample.token_ids])

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
+from trainers.batches import TokenBatch
 from trainers.recipe import KlEstimator
 
-CHUNK_ELEMENTS = 2**23
-"""Logits held at once, as tokens x vocabulary; they are computed again, chunk by chunk, in the backward pass."""
+CHUNK_ELEMENTS = 2**24
+"""Logits held at once, as tokens x vocabulary; if there are more, the backward pass computes them again."""
 
 
 class TokenStatistics(NamedTuple):
@@ -36,43 +37,30 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(
-        self,
-        ids_BT: Tensor,
-        response_mask_BT: Tensor,
-        temperature: float = 1.0,
-        position_ids_BT: Tensor | None = None,
-    ) -> TokenStatistics:
+    def forward(self, batch: TokenBatch, temperature: float = 1.0) -> TokenStatistics:
         """See `token_statistics`."""
-        return token_statistics(self.model, ids_BT, response_mask_BT, temperature, position_ids_BT)
+        return token_statistics(self.model, batch, temperature)
 
 
-def token_statistics(
-    model: PreTrainedModel,
-    ids_BT: Tensor,
-    response_mask_BT: Tensor,
-    temperature: float = 1.0,
-    position_ids_BT: Tensor | None = None,
-) -> TokenStatistics:
+def token_statistics(model: PreTrainedModel, batch: TokenBatch, temperature: float = 1.0) -> TokenStatistics:
     """Log-probabilities and entropies of the response tokens only; no logits for prompts or padding.
 
     Args:
-        ids_BT: (B, T) prompt then response, padded on the right. A causal model never looks at padding there,
-            so no attention mask is needed.
-        response_mask_BT: (B, T) true at response tokens; never at the first token of a sequence.
         temperature: divides the logits, as in sampling.
-        position_ids_BT: (B, T) place of each token in its sequence, where a row holds several sequences.
 
     Returns:
-        Statistics of the N true positions of the mask, in row-major order, both with gradient.
+        Statistics of the batch's N response tokens, both with gradient.
     """
     decoder, head = model.get_decoder(), model.get_output_embeddings()
-    hidden_BTH = decoder(input_ids=ids_BT, position_ids=position_ids_BT, use_cache=False).last_hidden_state
-    # The state before a token predicts it.
-    hidden_NH = hidden_BTH[:, :-1][response_mask_BT[:, 1:]]
-    logprobs, entropies = _HeadStatistics.apply(
-        hidden_NH, head.weight, head.bias, ids_BT[response_mask_BT], float(temperature)
-    )
+    options: dict[str, Any] = {}
+    if batch.shared_prompts is not None:
+        # A mask of four dimensions is left as it is; without one, Transformers would make one of N x N.
+        options = {"attend": batch.shared_prompts, "attention_mask": torch.zeros(1, 1, 1, 1)}
+    hidden_BTH = decoder(
+        input_ids=batch.ids_BT, position_ids=batch.position_ids_BT, use_cache=False, **options
+    ).last_hidden_state
+    hidden_NH = hidden_BTH[batch.predicts_BT]
+    logprobs, entropies = _HeadStatistics.apply(hidden_NH, head.weight, head.bias, batch.targets_N, float(temperature))
     return TokenStatistics(logprobs, entropies)
 
 
@@ -89,14 +77,18 @@ class _HeadStatistics(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(len(targets_N), dtype=torch.float32, device=hidden_NH.device)
         log_sums, entropies = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        for part in _chunks(len(targets_N), weight_VH.shape[0]):
+        chunks = _chunks(len(targets_N), weight_VH.shape[0])
+        for part in chunks:
             logits_CV = _logits(hidden_NH[part], weight_VH, bias_V, temperature)
-            log_sums[part] = logits_CV.logsumexp(-1)
-            # In place from here on: these are log-probabilities.
-            logits_CV.sub_(log_sums[part, None])
-            logprobs[part] = logits_CV.gather(1, targets_N[part, None])[:, 0]
-            entropies[part] = -logits_CV.mul_(logits_CV.exp()).sum(-1)
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, log_sums, entropies)
+            targets_C1 = targets_N[part, None]
+            logprobs_CV = logits_CV.log_softmax(-1)
+            logprobs[part] = logprobs_CV.gather(1, targets_C1)[:, 0]
+            log_sums[part] = logits_CV.gather(1, targets_C1)[:, 0] - logprobs[part]
+            del logits_CV
+            entropies[part] = -logprobs_CV.exp().mul_(logprobs_CV).sum(-1)
+        # Where all fits into one chunk it may as well be kept.
+        kept = logprobs_CV if len(chunks) == 1 else None
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, log_sums, entropies, kept)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
         return logprobs, entropies
@@ -104,23 +96,25 @@ class _HeadStatistics(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_NH, weight_VH, bias_V, targets_N, log_sums, entropies = ctx.saved_tensors
+        hidden_NH, weight_VH, bias_V, targets_N, log_sums, entropies, kept = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.zeros_like(hidden_NH) if wants_hidden else None
         grad_weight = torch.zeros_like(weight_VH) if wants_weight else None
         grad_bias = torch.zeros_like(bias_V) if wants_bias else None
         if grad_logprobs is None:
-            grad_logprobs = torch.zeros_like(log_sums)
+            grad_logprobs = torch.zeros_like(entropies)
         for part in _chunks(len(targets_N), weight_VH.shape[0]):
-            logprobs_CV = _logits(hidden_NH[part], weight_VH, bias_V, ctx.temperature).sub_(log_sums[part, None])
-            slope_C1 = grad_logprobs[part, None]
-            if grad_entropies is None:
-                grad_CV = logprobs_CV.exp_().mul_(-slope_C1)
-            else:
-                scale_CV = logprobs_CV.add(entropies[part, None]).mul_(grad_entropies[part, None]).add_(slope_C1)
-                grad_CV = logprobs_CV.exp_().mul_(scale_CV.neg_())
+            logprobs_CV = kept
+            if kept is None:
+                logprobs_CV = _logits(hidden_NH[part], weight_VH, bias_V, ctx.temperature).sub_(log_sums[part, None])
+            slope_C1 = grad_logprobs[part, None] / ctx.temperature
+            scale_CV = slope_C1.neg()
+            if grad_entropies is not None:
+                entropy_slope_C1 = grad_entropies[part, None] / ctx.temperature
+                scale_CV = logprobs_CV.add(entropies[part, None]).mul_(entropy_slope_C1).add_(slope_C1).neg_()
+            grad_CV = (logprobs_CV.exp() if logprobs_CV is kept else logprobs_CV.exp_()).mul_(scale_CV)
             grad_CV.scatter_add_(1, targets_N[part, None], slope_C1)
-            grad_CV = grad_CV.div_(ctx.temperature).to(hidden_NH.dtype)
+            grad_CV = grad_CV.to(hidden_NH.dtype)
             if grad_hidden is not None:
                 torch.matmul(grad_CV, weight_VH, out=grad_hidden[part])
             if grad_weight is not None:

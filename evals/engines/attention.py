@@ -1,5 +1,7 @@
 """Attention for decoding on CPUs: query heads share their key-value heads instead of copying them."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -9,9 +11,18 @@ from transformers.masking_utils import sdpa_mask
 GROUPED_SDPA = "sdpa_grouped"
 """Name for `attn_implementation`."""
 
+Attend = Callable[[torch.nn.Module, Tensor, Tensor, Tensor, float], Tensor]
+"""Attention of a layer: its module, query, key, value and the scale of the scores; returns (B, Q, H, D)."""
+
 
 def grouped_sdpa(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    attend: Attend | None = None,
+    **options,
 ) -> tuple[Tensor, None]:
     """Transformers' sdpa attention, except with a mask on CPUs.
 
@@ -22,10 +33,14 @@ def grouped_sdpa(
         query: (B, H, Q, D).
         key, value: (B, K, T, D), K a divisor of H.
         attention_mask: broadcasts to (B, H, Q, T), or None.
+        attend: computes the attention instead, given to the model's forward pass as a keyword argument.
 
     Returns:
         (B, Q, H, D) and None.
     """
+    if attend is not None:
+        scale = options.get("scaling")
+        return attend(module, query, key, value, query.shape[-1] ** -0.5 if scale is None else scale), None
     if attention_mask is None or query.device.type != "cpu":
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     if query.shape[2] == 1 and query.dtype == torch.float32 and not options.get("dropout"):

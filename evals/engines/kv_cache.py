@@ -1,67 +1,146 @@
-"""A key-value cache whose rows come and go one by one, each with a length of its own."""
+"""Keys and values of responses in the making, and attention over them: prompts are kept, and read, once."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import DynamicCache
 
 ZEROED_AT_ONCE = 64
 """Columns made ready at a time."""
 
 
-class RowCache(Cache):
-    """Room for a fixed number of rows and columns; row r's token at position p lies in column p.
+class SharedPromptCache:
+    """A row for each response and a slot for each prompt, which all its responses share.
 
-    Adding or dropping rows leaves the others where they are, so a batch can lose finished responses and take in new
-    prompts without being copied.
+    A response's row begins with the last token of its prompt; the slot holds those before it. Rows and slots come and
+    go without the others being copied. The model's attention calls it (`evals.engines.attention`), one token a row.
     """
 
-    def __init__(self, rows: int, columns: int) -> None:
-        super().__init__(layers=[])
-        self.shape = (rows, columns)
+    def __init__(self, rows: int, columns: int, slots: int, prompt_columns: int, device: torch.device) -> None:
+        self.shape, self.prompt_shape = (rows, columns), (slots, prompt_columns)
         self.rooms: list[tuple[Tensor, Tensor]] = []
         """Keys and values of each layer, (rows, K, columns, D)."""
+        self.prompt_rooms: list[tuple[Tensor, Tensor]] = []
+        """Those of the prompts, (slots, K, prompt columns, D)."""
+        self.num_slots = 0
+        """The first ones are in use."""
+        self.slots = torch.zeros(rows, dtype=torch.long, device=device)
+        """The slot of each row's prompt."""
         self._zeroed = 0
 
-    def add(self, row: int, prompts: DynamicCache, copies: Tensor) -> None:
-        """Fill rows from `row` on: the i-th with the keys and values of prompt `copies[i]`."""
+    def add_prompts(self, prompts: DynamicCache) -> None:
+        """Put prompts that a model has read into the next slots."""
         layers: list[Any] = prompts.layers
         if not self.rooms:
-            self.rooms = [(self._room(layer.keys), self._room(layer.values)) for layer in layers]
-        width = prompts.get_seq_length()
-        self._make_ready(width)
-        for room, layer in zip(self.rooms, layers, strict=True):
-            for place, states in zip(room, (layer.keys, layer.values), strict=True):
-                place[row : row + len(copies), :, :width] = states[copies]
+            self.rooms = [_rooms(layer, self.shape) for layer in layers]
+            self.prompt_rooms = [_rooms(layer, self.prompt_shape) for layer in layers]
+            # A masked column still takes part in the attention, with weight 0: it must not hold a NaN by accident.
+            for keys, values in self.prompt_rooms:
+                keys.zero_()
+                values.zero_()
+        new = slice(self.num_slots, self.num_slots + len(layers[0].keys))
+        for rooms, layer in zip(self.prompt_rooms, layers, strict=True):
+            for room, states in zip(rooms, (layer.keys, layer.values), strict=True):
+                room[new, :, : states.shape[2]] = states
+        self.num_slots = new.stop
 
     def move(self, source: Tensor, target: Tensor, columns: int) -> None:
         """Copy the first columns of rows `source` over those of rows `target`."""
-        for room in self.rooms:
-            for place in room:
-                place[target, :, :columns] = place[source, :, :columns]
+        for rooms in self.rooms:
+            for room in rooms:
+                room[target, :, :columns] = room[source, :, :columns]
+        self.slots[target] = self.slots[source]
 
-    def expect(self, rows: Tensor, positions: Tensor, columns: int) -> None:
-        """Say where the next token of each of the first R rows goes, and how many columns will then be in use."""
-        self._rows, self._positions, self._columns = rows, positions, columns
-        self._make_ready(columns)
+    def drop_prompts(self, rows: int) -> list[int]:
+        """Give up the slots that none of the first rows uses; returns the old numbers of those kept, by new number."""
+        kept = self.slots[:rows].unique()
+        for rooms in self.prompt_rooms:
+            for room in rooms:
+                room[: len(kept)] = room[kept]
+        self.slots[:rows] = torch.searchsorted(kept, self.slots[:rows])
+        self.num_slots = len(kept)
+        return kept.tolist()
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
-    ) -> tuple[Tensor, Tensor]:
-        """Write one token's (R, K, 1, D) keys and values to each row; returns all columns in use, (R, K, T, D)."""
-        for place, states in zip(self.rooms[layer_idx], (key_states, value_states), strict=True):
-            place[self._rows, :, self._positions] = states[:, :, 0]
-        keys, values = (place[: len(self._rows), :, : self._columns] for place in self.rooms[layer_idx])
-        return keys, values
+    def deal(self, rows: int) -> None:
+        """Rows or slots have changed: put down which rows ask which prompt."""
+        slots = self.slots[:rows]
+        counts = slots.bincount(minlength=self.num_slots)
+        order = slots.argsort(stable=True)
+        places = torch.empty_like(order)
+        places[order] = torch.arange(rows, device=order.device) - (counts.cumsum(0) - counts)[slots[order]]
+        self._width = int(counts.max())
+        self._asked = slots * self._width + places
+        self._askers = torch.zeros(self.num_slots * self._width, dtype=torch.long, device=order.device)
+        self._askers[self._asked] = torch.arange(rows, device=order.device)
 
-    def _room(self, states: Tensor) -> Tensor:
-        return states.new_empty(self.shape[0], states.shape[1], self.shape[1], states.shape[3])
+    def expect(self, places: Tensor, masks: Sequence[Tensor]) -> None:
+        """Say what the next forward pass does.
 
-    def _make_ready(self, columns: int) -> None:
-        # A masked column still takes part in the attention, with weight 0: it must not hold a NaN by accident.
-        if columns > self._zeroed:
-            end = columns + ZEROED_AT_ONCE
-            for room in self.rooms:
-                for place in room:
-                    place[:, :, self._zeroed : end] = 0
+        Args:
+            places: (R,) column of each row's next token.
+            masks: by layer, 0 or -inf for what a row may see of its prompt's columns and then of its own,
+                (R, 1, 1, prompt columns in use + columns in use).
+        """
+        self._places, self._masks = places, masks
+        self._columns = int(places.max()) + 1
+        self.calls = 0
+        if self._columns > self._zeroed:
+            end = self._columns + ZEROED_AT_ONCE
+            for rooms in self.rooms:
+                for room in rooms:
+                    room[:, :, self._zeroed : end] = 0
             self._zeroed = end
+
+    def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """See `evals.engines.attention.Attend`: writes a token's key and value to each row, then attends.
+
+        Args:
+            query: (R, H, 1, D).
+            key, value: (R, K, 1, D), K a divisor of H.
+
+        Returns:
+            (R, 1, H, D).
+        """
+        self.calls += 1
+        rows, heads, _, dim = query.shape
+        shared = key.shape[1]
+        layer = module.layer_idx
+        mask = self._masks[layer]
+        in_prompt = mask.shape[-1] - self._columns
+        # One flat index, since indices in two places of four are several times slower.
+        at = torch.arange(rows * shared, device=query.device) * self.shape[1] + self._places.repeat_interleave(shared)
+        for room, states in zip(self.rooms[layer], (key, value), strict=True):
+            room.view(-1, room.shape[3]).index_copy_(0, at, states.reshape(rows * shared, -1))
+        keys, values = (room[:rows, :, : self._columns].flatten(0, 1) for room in self.rooms[layer])
+        prompt_keys, prompt_values = (
+            room[: self.num_slots, :, :in_prompt].flatten(0, 1) for room in self.prompt_rooms[layer]
+        )
+        query = query.view(rows, shared, -1, dim) * scale
+        own = torch.bmm(query.flatten(0, 1), keys.transpose(1, 2)).view(rows, shared, -1, self._columns)
+        asked = self._to_rows(torch.bmm(self._to_slots(query), prompt_keys.transpose(1, 2)), query.shape[:3])
+        scores = torch.cat([asked, own], -1).add_(mask)
+        weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+        attended = torch.bmm(weights[..., in_prompt:].flatten(0, 1), values).view(rows, shared, -1, values.shape[-1])
+        attended += self._to_rows(torch.bmm(self._to_slots(weights[..., :in_prompt]), prompt_values), query.shape[:3])
+        return attended.view(rows, 1, heads, -1)
+
+    def _to_slots(self, states: Tensor) -> Tensor:
+        """(R, K, g, X) by row to (slots * K, askers * g, X), padded."""
+        by_slot = states.index_select(0, self._askers).unflatten(0, (self.num_slots, self._width))
+        return by_slot.transpose(1, 2).reshape(self.num_slots * states.shape[1], -1, states.shape[3])
+
+    def _to_rows(self, states: Tensor, shape: Sequence[int]) -> Tensor:
+        """The way back, to (R, K, g, X)."""
+        by_slot = states.view(self.num_slots, shape[1], self._width, shape[2], -1).transpose(1, 2)
+        return by_slot.flatten(0, 1).index_select(0, self._asked)
+
+
+def _rooms(layer: Any, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Room for keys and values like a layer's, with other rows and columns: (rows, K, columns, D)."""
+    rows, columns = shape
+    keys, values = (
+        states.new_empty(rows, states.shape[1], columns, states.shape[3]) for states in (layer.keys, layer.values)
+    )
+    return keys, values

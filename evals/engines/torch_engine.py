@@ -10,7 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.cache_utils import DynamicCache
 
 from evals.engines.interface import Engine, Request, Sample, SamplingParams, sample_seed
-from evals.engines.kv_cache import RowCache
+from evals.engines.kv_cache import SharedPromptCache
 
 CACHE_BYTES = 2**30
 """Largest key-value cache, in bytes; responses that do not fit wait until others have finished."""
@@ -20,6 +20,8 @@ DROP_SHARE = 0.125
 """Finished rows leave once they are this share of the batch: each time costs about as much as a decoding step."""
 PREFILL_TOKENS = 2**15
 """Most prompt tokens read at a time, padding included."""
+
+_NO_MASK = torch.zeros(1, 1, 1, 1)
 
 
 class TorchEngine(Engine):
@@ -44,8 +46,8 @@ class TorchEngine(Engine):
         prompts = [encoded[request.prompt] for request in requests]
         # Prompts of similar length are read together, so that little of what is read is padding.
         waiting = deque(sorted(range(len(requests)), key=lambda i: len(prompts[i])))
-        columns = max(map(len, prompts)) + params.max_tokens
-        batch = _Batch(min(len(requests), self._max_rows(columns)), columns, params.max_tokens, self.model.device)
+        rows = min(len(requests), self._max_rows(encoded, params.max_tokens))
+        batch = _Batch(rows, min(rows, len(unique)), max(map(len, prompts)), params.max_tokens, self.model.device)
         finished: dict[int, tuple[list[int], list[float]]] = {}
         was_training = self.model.training
         self.model.eval()
@@ -71,53 +73,68 @@ class TorchEngine(Engine):
 
     def _admit(self, batch: "_Batch", taken: list[int], prompts: list[list[int]], uniforms: np.ndarray) -> None:
         """Read the prompts of these requests and give each a row."""
-        # Copies of one prompt are neighbours: read it once. Its last token waits for the next decoding step, which
-        # every row needs anyway. Padding is on the right, where a causal model does not look.
-        unique, copies = _runs(prompts)
-        ids = torch.zeros(len(unique), max(1, max(map(len, unique)) - 1), dtype=torch.long)
-        for row, prompt in enumerate(unique):
-            ids[row, : len(prompt) - 1] = torch.tensor(prompt[:-1])
-        cache = DynamicCache()
-        self.model(input_ids=ids.to(self.model.device), past_key_values=cache, logits_to_keep=1)
-        batch.add(taken, prompts, uniforms, cache, copies)
+        # Padding is on the right, where a causal model does not look. The last token of a prompt waits for the next
+        # decoding step, which every row needs anyway.
+        if new := [prompt for prompt in dict.fromkeys(map(tuple, prompts)) if prompt not in batch.slots]:
+            ids = torch.zeros(len(new), max(1, max(map(len, new)) - 1), dtype=torch.long)
+            for row, prompt in enumerate(new):
+                ids[row, : len(prompt) - 1] = torch.tensor(prompt[:-1])
+            cache = DynamicCache()
+            self.model(input_ids=ids.to(self.model.device), past_key_values=cache, logits_to_keep=1)
+            batch.add_prompts(new, cache)
+        batch.add(taken, prompts, uniforms)
 
     def _decode(self, batch: "_Batch", params: SamplingParams) -> None:
         """One more token for every row."""
         rows, positions, done = batch.rows[: batch.size], batch.positions[: batch.size], batch.done[: batch.size]
-        batch.cache.expect(rows, positions, batch.columns)
+        made = positions + 1 - batch.prompt_lengths[: batch.size]
+        masks = self._masks(batch, positions, made)
+        batch.cache.expect(made, [masks[kind] for kind in self.layer_kinds])
         logits = self.model(
             input_ids=batch.ids[rows, positions][:, None],
-            attention_mask=self._mask(positions, batch.columns),
+            # Four dimensions, or Transformers would make a mask of its own; the cache has the real ones.
+            attention_mask=dict.fromkeys(masks, _NO_MASK) if len(masks) > 1 else _NO_MASK,
             position_ids=positions[:, None],
-            past_key_values=batch.cache,
+            use_cache=False,
+            attend=batch.cache,
             logits_to_keep=1,
         ).logits[:, -1]
-        made = positions + 1 - batch.prompt_lengths[: batch.size]
+        if batch.cache.calls != len(self.layer_kinds):
+            raise ValueError(
+                f"the torch engine cannot generate with {self.config.model_type}: its layers have an attention of "
+                "their own; use the vllm engine"
+            )
         chosen, logprobs = _sample(logits.float(), batch.draws[rows, made], params)
         # A finished row that is still here writes behind its end, where nobody looks, again and again.
         batch.ids[rows, positions + 1] = chosen
         batch.logprobs[rows, made] = logprobs
         positions += ~done
         done |= torch.isin(chosen, self.stops) | (made + 1 == params.max_tokens)
-        batch.columns = min(batch.columns + 1, batch.max_columns)
 
-    def _mask(self, positions: Tensor, columns: int) -> Tensor | dict[str, Tensor]:
-        """What each row's newest token may look at, as Transformers wants it for this model: (R, 1, 1, columns)."""
-        back = (positions[:, None] - torch.arange(columns, device=positions.device))[:, None, None]
+    def _masks(self, batch: "_Batch", positions: Tensor, made: Tensor) -> dict[str, Tensor]:
+        """What each row's newest token may look at of its prompt and its response, by kind of layer."""
+        before = batch.prompt_lengths[: batch.size, None] - 1
+        columns = torch.arange(int(made.max()) + 1, device=positions.device)
+        prompt_columns = torch.arange(max(1, int(before.max())), device=positions.device)
+        back = torch.cat([
+            (positions[:, None] - prompt_columns).masked_fill_(prompt_columns >= before, -1),
+            made[:, None] - columns,
+        ], 1)[:, None, None]  # fmt: skip
         hidden = {"full_attention": back < 0}
         if "sliding_attention" in self.layer_kinds:
             hidden["sliding_attention"] = (back < 0) | (back >= self.config.sliding_window)
         zero = torch.zeros((), dtype=self.model.dtype, device=positions.device)
-        masks = {kind: torch.where(hidden[kind], -torch.inf, zero) for kind in self.layer_kinds}
-        # A dictionary only where the layers differ: models of one kind of layer may not know the other's name.
-        return masks if len(masks) > 1 else masks[self.layer_kinds[0]]
+        return {kind: torch.where(hidden[kind], -torch.inf, zero) for kind in set(self.layer_kinds)}
 
-    def _max_rows(self, columns: int) -> int:
+    def _max_rows(self, encoded: Mapping[str, list[int]], max_tokens: int) -> int:
         heads = self.config.num_attention_heads
         head_dim = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
         kv_heads = getattr(self.config, "num_key_value_heads", None) or heads
         token_bytes = 2 * self.config.num_hidden_layers * kv_heads * head_dim * self.model.dtype.itemsize
-        return max(1, min(MAX_ROWS, CACHE_BYTES // (token_bytes * columns)))
+        tokens = CACHE_BYTES // token_bytes
+        prompt = max(map(len, encoded.values()))
+        rows = max(tokens // (prompt + max_tokens), (tokens - len(encoded) * prompt) // max_tokens)
+        return max(1, min(MAX_ROWS, rows))
 
     def _check_fit(self, encoded: Mapping[str, list[int]], params: SamplingParams) -> None:
         context = getattr(self.config, "max_position_embeddings", None)
@@ -135,18 +152,19 @@ class TorchEngine(Engine):
 class _Batch:
     """Responses in the making, one per row; the first `size` rows are in use."""
 
-    def __init__(self, capacity: int, max_columns: int, max_tokens: int, device: torch.device) -> None:
-        self.capacity, self.max_columns = capacity, max_columns
+    def __init__(self, capacity: int, slots: int, prompt_tokens: int, max_tokens: int, device: torch.device) -> None:
+        self.capacity = capacity
         self.size = 0
-        self.columns = 0
-        """Cache columns in use once the newest token of every row has been read."""
-        self.cache = RowCache(capacity, max_columns)
+        # A finished row may stay for a while, with its next token one behind the last.
+        self.cache = SharedPromptCache(capacity, max_tokens + 1, slots, max(1, prompt_tokens - 1), device)
+        self.slots: dict[tuple[int, ...], int] = {}
+        """Where the cache keeps each prompt."""
         self.rows = torch.arange(capacity, device=device)
         self.requests, self.prompt_lengths = torch.zeros_like(self.rows), torch.zeros_like(self.rows)
         self.positions = torch.zeros_like(self.rows)
         """Of each row's newest token, which is not in the cache yet."""
         self.done = torch.zeros(capacity, dtype=torch.bool, device=device)
-        self.ids = torch.zeros(capacity, max_columns + 1, dtype=torch.long, device=device)
+        self.ids = torch.zeros(capacity, prompt_tokens + max_tokens + 1, dtype=torch.long, device=device)
         """Prompt and response."""
         self.draws = torch.zeros(capacity, max_tokens + 1, device=device)
         self.logprobs = torch.zeros(capacity, max_tokens + 1, device=device)
@@ -155,25 +173,28 @@ class _Batch:
     def free(self) -> int:
         return self.capacity - self.size
 
-    def add(
-        self, requests: list[int], prompts: list[list[int]], draws: np.ndarray, cache: DynamicCache, copies: list[int]
-    ) -> None:
-        """Give each request a row; `cache` holds distinct prompts, the k-th of them for the next `copies[k]` rows."""
+    def add_prompts(self, prompts: list[tuple[int, ...]], cache: DynamicCache) -> None:
+        """Keep what the model has read of prompts, all but their last tokens."""
+        self.slots |= {prompt: slot for slot, prompt in enumerate(prompts, self.cache.num_slots)}
+        self.cache.add_prompts(cache)
+
+    def add(self, requests: list[int], prompts: list[list[int]], draws: np.ndarray) -> None:
+        """Give each request a row."""
         device = self.ids.device
         new = slice(self.size, self.size + len(requests))
-        self.cache.add(self.size, cache, torch.arange(len(copies)).repeat_interleave(torch.tensor(copies)).to(device))
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         ids = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.tensor(prompt)
         self.ids[new, : ids.shape[1]] = ids.to(device)
+        self.cache.slots[new] = torch.tensor([self.slots[tuple(prompt)] for prompt in prompts], device=device)
         self.requests[new] = torch.tensor(requests, device=device)
         self.prompt_lengths[new] = lengths.to(device)
         self.positions[new] = lengths.to(device) - 1
         self.draws[new, :-1] = torch.from_numpy(draws).to(device)
         self.done[new] = False
         self.size += len(requests)
-        self.columns = max(self.columns, int(lengths.max()))
+        self.cache.deal(self.size)
 
     def drop_finished(self) -> dict[int, tuple[list[int], list[float]]]:
         """Drop finished rows if they are many; returns their token ids and log-probabilities by request."""
@@ -195,7 +216,8 @@ class _Batch:
         left = self.size - len(gaps)
         target = gaps[gaps < left]
         source = self.rows[left : self.size][~self.done[left : self.size]]
-        self.cache.move(source, target, self.columns - 1)
+        columns = int((self.positions - self.prompt_lengths)[: self.size].max()) + 1
+        self.cache.move(source, target, columns)
         for state in (
             self.requests,
             self.prompt_lengths,
@@ -207,7 +229,11 @@ class _Batch:
         ):
             state[target] = state[source]
         self.size = left
-        self.columns = int(self.positions[:left].max()) + 1 if left else 0
+        kept = self.cache.drop_prompts(left)
+        prompts = list(self.slots)
+        self.slots = {prompts[old]: new for new, old in enumerate(kept)}
+        if left:
+            self.cache.deal(left)
 
 
 def _sample(logits: Tensor, draws: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
@@ -247,19 +273,6 @@ def _take(waiting: deque[int], room: int, prompts: Sequence[list[int]]) -> list[
     return taken
 
 
-def _runs(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """Neighbouring equal prompts once each, with how often each occurs."""
-    unique: list[list[int]] = []
-    copies: list[int] = []
-    for prompt in prompts:
-        if unique and unique[-1] == prompt:
-            copies[-1] += 1
-        else:
-            unique.append(prompt)
-            copies.append(1)
-    return unique, copies
-
-
 def _uniforms(params: SamplingParams, request: Request) -> np.ndarray:
     generator = np.random.Generator(np.random.PCG64(sample_seed(params.seed, request.prompt, request.index)))
     return generator.random(params.max_tokens, dtype=np.float32)
@@ -273,16 +286,17 @@ def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set
 
 
 def _layer_kinds(config: PretrainedConfig) -> list[str]:
-    """The kinds of attention that the layers have.
+    """The kind of attention that each layer has.
 
     Raises:
         ValueError: a kind whose cache this engine does not know.
     """
     sliding = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention" if sliding else "full_attention"])
-    if unknown := kinds - {"full_attention", "sliding_attention"}:
+    same = ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
+    kinds = list(getattr(config, "layer_types", None) or same)
+    if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
         raise ValueError(
             f"the torch engine cannot generate with {', '.join(sorted(unknown))} layers ({config.model_type}); "
             "use the vllm engine"
         )
-    return sorted(kinds)
+    return kinds
