@@ -13,9 +13,10 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,19 @@ from orchestrator.run_facts import DatasetFacts, Evaluation, find_evaluations
 from trainers.metric_names import NON_FINITE
 
 SYNCED = "balagg.synced"
-"""Tag with a digest of all files that the run holds; it saves asking for the history of finished cells."""
+"""Tag with a digest of all files that the run holds; it saves asking for the history of finished cells. It counts once
+the run says FINISHED, which comes last of all."""
+
+STATE = "balagg.state"
+
+CONFIG = "config"
+"""Stands for params and config.json among what was sent."""
 
 CONTENT = "2"
 """Part of that digest. Raise it when a mirror holds more than before: finished cells are then brought up to date."""
 
-STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "cancelled": "KILLED"}
-
-MOST_METRICS, MOST_PARAMS = 1000, 100
-"""What MLflow takes in one batch."""
+RUNNING, FINISHED = "RUNNING", "FINISHED"
+STATUS = {"done": FINISHED, "failed": "FAILED", "stopped": "KILLED", "cancelled": "KILLED"}
 
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -60,22 +65,24 @@ class _Mirror:
     """What the run of one cell is known to hold.
 
     Attributes:
-        run: MLflow's run.
+        run: MLflow's run, as it was when we looked.
+        status: RUNNING, or how MLflow says that it ended.
+        tags: its tags.
+        files: where its artifacts go.
         logged: last value by (metric, step).
         models: logged model by step.
-        datasets: data sets that are linked to the run, by name and digest.
-        sent: steps and evaluations that are there whole.
-        state: the last state shown.
-        provenance: the last provenance.json shown.
+        datasets: data sets that are linked to the run.
+        sent: steps, evaluations and the config, once they are there whole.
     """
 
     run: Any
+    status: str
+    tags: dict[str, str]
+    files: Any
     logged: dict[tuple[str, int], float] = field(default_factory=dict)
     models: dict[int, str] = field(default_factory=dict)
-    datasets: set[tuple[str, str]] = field(default_factory=set)
+    datasets: set[DatasetFacts] = field(default_factory=set)
     sent: set[Hashable] = field(default_factory=set)
-    state: str = ""
-    provenance: str = ""
 
     @property
     def id(self) -> str:
@@ -104,12 +111,15 @@ class Recorder:
             os.environ.setdefault(name, value)
         import mlflow
         from mlflow.exceptions import MlflowException
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
         from sqlalchemy.exc import SQLAlchemyError
 
         for noisy in ("mlflow", "alembic"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
 
         self._entities = mlflow.entities
+        # The client's log_artifact would ask the store where the run's files go, which the run has told us.
+        self._open_files = partial(get_artifact_repository, tracking_uri=uri)
         self.errors: tuple[type[Exception], ...] = (MlflowException, SQLAlchemyError, OSError, StoreAway)
         self._grid = grid
         self._environment = run_facts.environment_tags(root)
@@ -134,7 +144,9 @@ class Recorder:
     def is_synced(self, cell: Cell, folder: CellDir) -> bool:
         """Whether the run holds all that a finished cell's files say; asks nothing of the store."""
         run = self._runs.get(cell.id)
-        return run is not None and run.data.tags.get(SYNCED) == _digest(cell, folder)
+        if run is None or run.info.status != FINISHED:
+            return False
+        return bool(run.data.tags.get(SYNCED) == _digest(cell, folder))
 
     def sync(self, cell: Cell, folder: CellDir, tail: MetricsTail, state: str) -> None:
         """Send the steps and evaluations that the files have and the run lacks.
@@ -147,7 +159,7 @@ class Recorder:
                 number of failures, so that a caller may come back as often as it likes.
         """
         with self._asking(cell):
-            self._sync(cell, folder, tail, state)
+            self._sync(cell, folder, tail, _tags(folder, state))
 
     def close(self, cell: Cell, folder: CellDir, tail: MetricsTail, state: str) -> None:
         """Send what is left, the rollout samples, and how the cell ended.
@@ -156,15 +168,16 @@ class Recorder:
             as `sync`.
         """
         with self._asking(cell):
-            mirror = self._sync(cell, folder, tail, state="")
-            for file in _early_middle_late(folder.rollouts):
-                self._client.log_artifact(mirror.id, str(file), "rollouts")
-            told = {}
+            tags = _tags(folder, state)
             if events := _non_finite(tail):
-                told["balagg.non_finite"] = json.dumps(events, sort_keys=True)
+                tags["balagg.non_finite"] = json.dumps(events, sort_keys=True)
             if state == "done":
-                told[SYNCED] = _digest(cell, folder)
-            self._show_state(mirror, folder, tail, state, told)
+                tags[SYNCED] = _digest(cell, folder)
+            mirror = self._sync(cell, folder, tail, tags)
+            for file in _early_middle_late(folder.rollouts):
+                mirror.files.log_artifact(str(file), "rollouts")
+            if state in STATUS:
+                self._client.set_terminated(mirror.id, STATUS[state], _ended(folder, tail))
         self._mirrors.pop(cell.id)
 
     def record_evaluations(self, cell: Cell, folder: CellDir) -> None:
@@ -173,18 +186,39 @@ class Recorder:
         Raises:
             as `sync`.
         """
+        no_steps = MetricsTail(folder)
         with self._asking(cell):
-            mirror = self._mirror(cell, folder, MetricsTail(folder))
-            self._send_evaluations(mirror, cell, folder)
+            self._send(self._mirror(cell, folder, no_steps, {}), cell, folder, no_steps, {})
 
-    def _sync(self, cell: Cell, folder: CellDir, tail: MetricsTail, state: str) -> _Mirror:
-        mirror = self._mirror(cell, folder, tail)
-        self._send_provenance(mirror, folder)
-        self._send_steps(mirror, tail)
-        self._send_evaluations(mirror, cell, folder)
-        if state:
-            self._show_state(mirror, folder, tail, state)
+    def _sync(self, cell: Cell, folder: CellDir, tail: MetricsTail, tags: dict[str, str]) -> _Mirror:
+        mirror = self._mirror(cell, folder, tail, tags)
+        if mirror.status != RUNNING:
+            self._client.update_run(mirror.id, RUNNING)
+            mirror.status = RUNNING
+        self._send(mirror, cell, folder, tail, tags)
         return mirror
+
+    def _send(self, mirror: _Mirror, cell: Cell, folder: CellDir, tail: MetricsTail, tags: dict[str, str]) -> None:
+        """What the files have and the run lacks, like things together: a call costs a store several transactions."""
+        evaluations = list(find_evaluations(cell, folder, mirror.sent))
+        provenance = _provenance(folder)
+        datasets = {run_facts.train_dataset(provenance)} if provenance else set()
+        for evaluation in evaluations:
+            datasets.update(run_facts.evaluation_datasets(cell, evaluation.summary).values())
+        self._log_datasets(mirror, datasets)
+        self._add_models(mirror, cell, folder, {evaluation.step for evaluation in evaluations})
+        points = self._step_points(mirror, tail)
+        for evaluation in evaluations:
+            points += self._score_points(mirror, cell, evaluation)
+        self._client.log_batch(
+            mirror.id,
+            metrics=points,
+            params=self._lacking_params(mirror, cell),
+            tags=[self._entities.RunTag(*tag) for tag in sorted(tags.items() - mirror.tags.items())],
+            synchronous=True,
+        )
+        mirror.tags |= tags
+        self._log_files(mirror, folder, evaluations)
 
     @contextmanager
     def _asking(self, cell: Cell) -> Iterator[None]:
@@ -201,17 +235,16 @@ class Recorder:
             raise
         self._failures = 0
 
-    def _mirror(self, cell: Cell, folder: CellDir, tail: MetricsTail) -> _Mirror:
-        """What the cell's run holds; the run is created when there is none."""
+    def _mirror(self, cell: Cell, folder: CellDir, tail: MetricsTail, tags: dict[str, str]) -> _Mirror:
+        """What the cell's run holds; the run is created, with these tags, when there is none."""
         if cell.id not in self._mirrors:
-            run = self._find_run(cell)
-            if run is None:
-                run = self._create_run(cell, folder, tail)
-                mirror = _Mirror(run)
-            else:
-                mirror = _Mirror(run, self._history(run), self._find_models(run))
+            found = self._find_run(cell)
+            run = found or self._create_run(cell, folder, tail, tags)
+            files = self._open_files(run.info.artifact_uri)
+            mirror = _Mirror(run, run.info.status, dict(run.data.tags), files)
+            if found:
+                mirror.logged, mirror.models = self._history(run), self._find_models(run)
             self._runs[cell.id] = run
-            self._describe_run(mirror, cell, folder)
             self._mirrors[cell.id] = mirror
         return self._mirrors[cell.id]
 
@@ -223,24 +256,20 @@ class Recorder:
                 return run
         return next(self._search_runs(f"tags.`balagg.cell` = '{cell.id}'"), None)
 
-    def _create_run(self, cell: Cell, folder: CellDir, tail: MetricsTail) -> Any:
+    def _create_run(self, cell: Cell, folder: CellDir, tail: MetricsTail, tags: dict[str, str]) -> Any:
         return self._client.create_run(
             self._experiment,
             run_name=cell.id,
             start_time=_milliseconds(min(tail.times.values(), default=folder.config.stat().st_mtime)),
-            tags=self._environment | run_facts.cell_tags(cell, folder),
+            tags=self._environment | run_facts.cell_tags(cell, folder) | tags,
         )
 
-    def _describe_run(self, mirror: _Mirror, cell: Cell, folder: CellDir) -> None:
-        """Params and config.json. A kill may have come in between: only what is missing is added."""
+    def _lacking_params(self, mirror: _Mirror, cell: Cell) -> list[Any]:
+        """A kill may have come in between, so some may be there."""
+        if CONFIG in mirror.sent:
+            return []
         known = mirror.run.data.params
-        lacking = [
-            self._entities.Param(key, value) for key, value in run_facts.params(cell).items() if key not in known
-        ]
-        for part in _parts(lacking, MOST_PARAMS):
-            self._client.log_batch(mirror.id, params=part)
-        if lacking:
-            self._client.log_dict(mirror.id, cell.config, "config.json")
+        return [self._entities.Param(key, value) for key, value in run_facts.params(cell).items() if key not in known]
 
     def _history(self, run: Any) -> dict[tuple[str, int], float]:
         """The last value of every (metric, step) that the run holds."""
@@ -256,86 +285,79 @@ class Recorder:
         found = self._client.search_logged_models([self._experiment], by_run, max_results=1000)
         models = {int(model.params["step"]): model.model_id for model in found}
         linked = {output.model_id for output in run.outputs.model_outputs} if run.outputs else set()
-        for step, model in models.items():
-            if model not in linked:
-                self._link_model(run.info.run_id, model, step)
+        self._link_models(run.info.run_id, {step: model for step, model in models.items() if model not in linked})
         return models
 
-    def _send_provenance(self, mirror: _Mirror, folder: CellDir) -> None:
-        """Machine and training problems, once the trainer has told them, and again when they changed."""
-        try:
-            text = folder.provenance.read_text()
-        except FileNotFoundError:
-            return
-        if text != mirror.provenance:
-            told = json.loads(text)
-            self._tag(mirror, run_facts.machine_tags(told))
-            self._log_datasets(mirror, [run_facts.train_dataset(told)])
-            mirror.provenance = text
-
-    def _send_steps(self, mirror: _Mirror, tail: MetricsTail) -> None:
+    def _step_points(self, mirror: _Mirror, tail: MetricsTail) -> list[Any]:
         """What the run lacks of the steps. Values that are not finite are counted, not logged."""
-        due = [step for step in sorted(tail.steps) if ("train", step) not in mirror.sent]
         points = []
-        for step in due:
+        for step in sorted(tail.steps):
+            if ("train", step) in mirror.sent:
+                continue
             bad = _non_finite_names(tail, step)
             metrics = {key: value for key, value in tail.steps[step].items() if key not in bad}
             if bad:
                 metrics[NON_FINITE] = len(bad)
             when = _milliseconds(tail.times[step]) if step in tail.times else mirror.run.info.start_time + step
-            points += [
-                self._entities.Metric(key, float(value), when, step)
-                for key, value in metrics.items()
-                if (key, step) not in mirror.logged
-            ]
-        self._log_points(mirror, points)
-        mirror.sent.update(("train", step) for step in due)
+            for key, value in metrics.items():
+                if (key, step) not in mirror.logged:
+                    mirror.logged[key, step] = value
+                    points.append(self._entities.Metric(key, float(value), when, step))
+            mirror.sent.add(("train", step))
+        return points
 
-    def _send_evaluations(self, mirror: _Mirror, cell: Cell, folder: CellDir) -> None:
-        for evaluation in find_evaluations(cell, folder, mirror.sent):
-            self._send_evaluation(mirror, cell, folder, evaluation)
-            mirror.sent.add(evaluation.file)
-
-    def _send_evaluation(self, mirror: _Mirror, cell: Cell, folder: CellDir, evaluation: Evaluation) -> None:
+    def _score_points(self, mirror: _Mirror, cell: Cell, evaluation: Evaluation) -> list[Any]:
         """Scores of one checkpoint, on the checkpoint's own page too, with the problems that they are about."""
         step, summary = evaluation.step, evaluation.summary
-        model = self._checkpoint_model(mirror, cell, folder, step)
-        self._log_datasets(mirror, run_facts.evaluation_datasets(cell, summary).values())
         owners = run_facts.dataset_of_metric(cell, summary)
         when = evaluation.file.stat().st_mtime_ns // 1_000_000
         points = []
         for key, value in summary["metrics"].items():
             if math.isfinite(value) and mirror.logged.get((key, step)) != value:
+                mirror.logged[key, step] = value
                 about = owners.get(key)
                 name, digest = (about.name, about.digest) if about else (None, None)
-                points.append(self._entities.Metric(key, float(value), when, step, model, name, digest))
-        self._log_points(mirror, points)
-        with tempfile.TemporaryDirectory() as scratch:
-            (Path(scratch) / evaluation.artifact).write_text(json.dumps(summary, indent=2) + "\n")
-            run_facts.write_scores(evaluation.file.parent, summary, Path(scratch))
-            self._client.log_artifacts(mirror.id, scratch, f"evals/step-{step}")
+                points.append(self._entities.Metric(key, float(value), when, step, mirror.models[step], name, digest))
+        return points
 
-    def _checkpoint_model(self, mirror: _Mirror, cell: Cell, folder: CellDir, step: int) -> str:
-        """The logged model that stands for a checkpoint. It names the folder of the weights, which are not copied."""
-        if step not in mirror.models:
-            axes = {"rule": cell.rule, "model": cell.model_name, "dataset": cell.dataset_name, "seed": str(cell.seed)}
-            model = self._client.create_logged_model(
-                self._experiment,
-                name=f"step-{step}-{cell.id.rpartition('-')[0]}".replace(".", "_"),  # MLflow takes no dots
-                source_run_id=mirror.id,
-                model_type="checkpoint",
-                params=axes | {"scope": cell.config["scope"], "step": str(step)},
-                tags={"balagg.cell": cell.id, "checkpoint": str(folder.checkpoint(step))},
-            )
-            self._link_model(mirror.id, model.model_id, step)
-            mirror.models[step] = model.model_id
-        return mirror.models[step]
+    def _log_files(self, mirror: _Mirror, folder: CellDir, evaluations: Iterable[Evaluation]) -> None:
+        """The config, and summary and scores of these evaluations."""
+        if CONFIG not in mirror.sent:
+            mirror.files.log_artifact(str(folder.config))
+            mirror.sent.add(CONFIG)
+        for evaluation in evaluations:
+            with tempfile.TemporaryDirectory() as scratch:
+                (Path(scratch) / evaluation.artifact).write_text(json.dumps(evaluation.summary, indent=2) + "\n")
+                run_facts.write_scores(evaluation.file.parent, evaluation.summary, Path(scratch))
+                mirror.files.log_artifacts(scratch, f"evals/step-{evaluation.step}")
+            mirror.sent.add(evaluation.file)
 
-    def _link_model(self, run_id: str, model_id: str, step: int) -> None:
-        self._client.finalize_logged_model(model_id, "READY")
-        self._client.log_outputs(run_id, [self._entities.LoggedModelOutput(model_id, step)])
+    def _add_models(self, mirror: _Mirror, cell: Cell, folder: CellDir, steps: set[int]) -> None:
+        """The logged models that stand for checkpoints. They name the folders of the weights, which are not copied."""
+        added = {step: self._create_model(mirror, cell, folder, step) for step in sorted(steps - mirror.models.keys())}
+        self._link_models(mirror.id, added)
+        mirror.models |= added
 
-    def _log_datasets(self, mirror: _Mirror, datasets: Iterable[DatasetFacts]) -> None:
+    def _create_model(self, mirror: _Mirror, cell: Cell, folder: CellDir, step: int) -> str:
+        axes = {"rule": cell.rule, "model": cell.model_name, "dataset": cell.dataset_name, "seed": str(cell.seed)}
+        model = self._client.create_logged_model(
+            self._experiment,
+            name=f"step-{step}-{cell.id.rpartition('-')[0]}".replace(".", "_"),  # MLflow takes no dots
+            source_run_id=mirror.id,
+            model_type="checkpoint",
+            params=axes | {"scope": cell.config["scope"], "step": str(step)},
+            tags={"balagg.cell": cell.id, "checkpoint": str(folder.checkpoint(step))},
+        )
+        return str(model.model_id)
+
+    def _link_models(self, run_id: str, models: Mapping[int, str]) -> None:
+        for model in models.values():
+            self._client.finalize_logged_model(model, "READY")
+        if models:
+            outputs = [self._entities.LoggedModelOutput(model, step) for step, model in models.items()]
+            self._client.log_outputs(run_id, outputs)
+
+    def _log_datasets(self, mirror: _Mirror, datasets: set[DatasetFacts]) -> None:
         inputs = [
             self._entities.DatasetInput(
                 self._entities.Dataset(
@@ -344,34 +366,11 @@ class Recorder:
                 ),
                 [self._entities.InputTag("mlflow.data.context", facts.context)],
             )
-            for facts in datasets
-            if (facts.name, facts.digest) not in mirror.datasets
+            for facts in sorted(datasets - mirror.datasets)
         ]  # fmt: skip
         if inputs:
             self._client.log_inputs(mirror.id, inputs)
-            mirror.datasets.update((item.dataset.name, item.dataset.digest) for item in inputs)
-
-    def _log_points(self, mirror: _Mirror, points: Sequence[Any]) -> None:
-        for part in _parts(points, MOST_METRICS):
-            self._client.log_batch(mirror.id, metrics=part, synchronous=True)
-            mirror.logged.update({(point.key, point.step): point.value for point in part})
-
-    def _tag(self, mirror: _Mirror, tags: Mapping[str, str]) -> None:
-        if tags:
-            self._client.log_batch(mirror.id, tags=[self._entities.RunTag(*tag) for tag in tags.items()])
-
-    def _show_state(
-        self, mirror: _Mirror, folder: CellDir, tail: MetricsTail, state: str, told: Mapping[str, str] | None = None
-    ) -> None:
-        """The cell's state as the run's own status, and then as a tag with others: `SYNCED` must come last of all."""
-        if mirror.state == state and not told:
-            return
-        if state in STATUS:
-            self._client.set_terminated(mirror.id, STATUS[state], _ended(folder, tail))
-        elif mirror.run.info.status != "RUNNING" or mirror.state in STATUS:
-            self._client.update_run(mirror.id, status="RUNNING")
-        self._tag(mirror, {"balagg.state": state, **(told or {})})
-        mirror.state = state
+            mirror.datasets |= datasets
 
     def _search_runs(self, filter_string: str = "") -> Iterator[Any]:
         """Runs of the experiment, oldest first."""
@@ -435,10 +434,6 @@ def _opening(uri: str, root: Path) -> Path:
     return database.with_name(f".{database.name}.opening") if database else root / "mlruns" / ".opening"
 
 
-def _parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
-
-
 def _is_away(error: Exception) -> bool:
     """Whether the store as a whole does not answer, rather than refuse one request."""
     status = getattr(error, "get_http_status_code", None)
@@ -463,6 +458,20 @@ def _early_middle_late(rollouts: Path) -> list[Path]:
     """Rollout samples of the first, the middle and the last logged step."""
     files = sorted(rollouts.glob("step-*.parquet"), key=lambda path: int(path.stem.removeprefix("step-")))
     return [files[i] for i in sorted({0, len(files) // 2, len(files) - 1})] if files else []
+
+
+def _provenance(folder: CellDir) -> dict[str, Any]:
+    """Machine and training problems, once the trainer has told them."""
+    try:
+        return dict(json.loads(folder.provenance.read_text()))
+    except FileNotFoundError:
+        return {}
+
+
+def _tags(folder: CellDir, state: str) -> dict[str, str]:
+    """What changes as the cell goes on."""
+    provenance = _provenance(folder)
+    return {STATE: state} | (run_facts.machine_tags(provenance) if provenance else {})
 
 
 def _non_finite_names(tail: MetricsTail, step: int) -> set[str]:

@@ -213,6 +213,77 @@ def test_evaluations_hang_on_checkpoints_and_problems(store, tmp_path):
     ]  # fmt: skip
 
 
+class Counting:
+    """An MLflow client that notes what is called."""
+
+    def __init__(self, client) -> None:
+        self._client, self.calls = client, []
+
+    def __getattr__(self, name: str):
+        self.calls.append(name)
+        return getattr(self._client, name)
+
+    def take(self) -> list[str]:
+        calls, self.calls = self.calls, []
+        return calls
+
+
+def test_like_things_go_in_one_call(store, tmp_path):
+    root, uri, _ = store
+    recorder = Recorder(uri, "g", root)
+    recorder._client = client = Counting(recorder._client)
+    cell = replace(make_cell("token"), id="token-m-d-s6-00000000")
+    folder = ledger.open_cell(tmp_path, cell)
+    write_provenance(folder)
+    recorder.sync(cell, folder, write_steps(folder, range(1, 3)), "training")
+    assert client.take() == ["search_runs", "create_run", "log_inputs", "log_batch"]
+    recorder.sync(cell, folder, write_steps(folder, range(3, 4)), "training")
+    assert client.take() == ["log_batch"]
+
+    # More points than MLflow takes at once.
+    tail = write_steps(folder, range(4, 701))
+    for step in (0, 4):
+        write_evaluation(cell, folder, step, 0.5)
+    recorder.close(cell, folder, tail, "done")
+    models = ["create_logged_model"] * 2 + ["finalize_logged_model"] * 2 + ["log_outputs"]
+    assert client.take() == ["log_inputs", *models, "log_batch", "set_terminated"]
+    points = history(recorder, cell)
+    assert {len(values) for values in points.values()} == {1}
+    assert sorted(step for key, step in points if key == "reward/mean") == list(range(1, 701))
+    assert {step for key, step in points if key == "eval/mean"} == {0, 4}
+
+
+def test_a_run_is_synced_once_it_says_that_it_finished(store, tmp_path, monkeypatch):
+    root, uri, _ = store
+    cell = replace(make_cell("token"), id="token-m-d-s7-00000000")
+    folder = ledger.open_cell(tmp_path, cell)
+    tail = write_steps(folder, range(1, 5))
+
+    def look_again() -> Recorder:
+        recorder = Recorder(uri, "g", root)
+        recorder.open([cell])
+        return recorder
+
+    def fail(*arguments: object) -> None:
+        raise OSError("the disk is full")
+
+    for score in (0.25, 0.5):
+        write_evaluation(cell, folder, 4, score)
+        recorder = look_again()
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="disk is full"):
+            patch.setattr("orchestrator.run_facts.write_scores", fail)
+            recorder.close(cell, folder, tail, "done")
+        recorder = look_again()
+        assert find_run(recorder, cell).info.status == "RUNNING"
+        assert not recorder.is_synced(cell, folder)
+        recorder.close(cell, folder, tail, "done")
+        assert look_again().is_synced(cell, folder)
+    assert history(recorder, cell)["eval/mean", 4] == [0.25, 0.5]
+    assert artifacts(recorder, cell, "", "evals/step-4") == {
+        "config.json", "evals/step-4/summary.json", "evals/step-4/aime24.scores.parquet",
+    }  # fmt: skip
+
+
 def test_a_model_that_a_kill_left_unlinked_is_linked(store, tmp_path):
     _, _, recorder = store
     cell = make_cell("sequence")
