@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from evals.engines import Sample
-from evals.engines.attention import GROUPED_SDPA
+from evals.engines.attention import REPLACEABLE_SDPA
 from tests.sequences import plain_logprobs
 from trainers.batches import Form, batch_form, micro_batches, token_batch
 from trainers.policy import token_statistics
@@ -33,7 +33,7 @@ def groups(*prompt_lengths: int) -> list[Sample]:
 def model(kind=Qwen3Config, **changes):
     torch.manual_seed(0)
     config = kind(**SHAPE | {"num_key_value_heads": 2} | changes)
-    return AutoModelForCausalLM.from_config(config, attn_implementation=GROUPED_SDPA).eval()
+    return AutoModelForCausalLM.from_config(config, attn_implementation=REPLACEABLE_SDPA).eval()
 
 
 @pytest.mark.parametrize("max_tokens", [1, 30, 64, 10**6])

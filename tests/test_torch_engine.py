@@ -1,5 +1,6 @@
 """The torch engine against Transformers' own generation and forward pass."""
 
+import copy
 import json
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import transformers
 
 from evals.engines import SamplingParams, TorchEngine, load_model, open_engine
-from evals.engines.attention import grouped_sdpa
+from evals.engines.kv_cache import SharedPromptCache
 
 PROMPTS = [
     "Q: Compute 17 + 8 - 5.\nA:",
@@ -232,7 +233,7 @@ def test_shared_key_value_heads_give_what_transformers_gives(loaded):
         head_dim=16, intermediate_size=64, eos_token_id=loaded[1].eos_token_id,
     )  # fmt: skip
     reference = Qwen3ForCausalLM(config).eval()
-    ours = Qwen3ForCausalLM._from_config(config, attn_implementation="sdpa_grouped").eval()
+    ours = Qwen3ForCausalLM._from_config(config, attn_implementation="sdpa_replaceable").eval()
     ours.load_state_dict(reference.state_dict())
     ids = torch.randint(3, 200, (4, 12))
     padding = torch.ones(4, 12, dtype=torch.long)
@@ -249,20 +250,6 @@ def test_shared_key_value_heads_give_what_transformers_gives(loaded):
         assert sample.token_ids == greedy[0, prompt_ids.shape[1] :].tolist()
 
 
-@pytest.mark.parametrize("kv_heads", [6, 2, 1])
-def test_one_query_per_row_gives_what_pytorch_gives(kv_heads):
-    torch.manual_seed(0)
-    query, key, value = torch.randn(5, 6, 1, 8), torch.randn(5, kv_heads, 9, 8), torch.randn(5, kv_heads, 9, 8)
-    visible = torch.rand(5, 1, 1, 9) > 0.4
-    visible[..., 0] = True
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=visible, enable_gqa=True, scale=0.3
-    ).transpose(1, 2)
-    for mask in (visible, torch.where(visible, 0.0, -torch.inf)):
-        attended, _ = grouped_sdpa(torch.nn.Module(), query, key, value, mask, scaling=0.3)
-        torch.testing.assert_close(attended, expected, rtol=0, atol=1e-6)
-
-
 def sliding_model(name, tokenizer):
     """A random model of two layers of which one or both see six tokens back only."""
     shape = {
@@ -276,7 +263,7 @@ def sliding_model(name, tokenizer):
         config = transformers.Qwen2Config(
             **shape, use_sliding_window=True, layer_types=["sliding_attention", "full_attention"]
         )
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa_grouped").eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa_replaceable").eval()
     for parameter in model.parameters():
         parameter.data *= 3  # far from uniform, so that greedy decoding has no near ties
     return model
@@ -291,6 +278,28 @@ def test_sliding_windows_give_what_transformers_gives(loaded, few_rows, name):
         ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
         expected = model.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=tokenizer.pad_token_id)
         assert sample.token_ids == expected[0, ids.shape[1] :].tolist()
+
+
+def test_layers_that_keep_their_own_attention_are_refused(loaded):
+    config = copy.deepcopy(loaded[0].config)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with pytest.raises(ValueError, match=r"an attention of their own; use the vllm engine"):
+        TorchEngine(model, loaded[1]).generate(PROMPTS, SamplingParams(max_tokens=4))
+
+
+def test_a_prompt_is_kept_once_while_its_responses_come_and_go(engine, loaded, few_rows, monkeypatch):
+    """With room for three responses at a time, a prompt of four is still there when the fourth gets its row."""
+    read = []
+    plain = SharedPromptCache.add_prompts
+
+    def add_prompts(cache, prompts):
+        read.append(len(prompts.layers[0].keys))
+        plain(cache, prompts)
+        assert cache.num_slots <= cache.prompt_shape[0]
+
+    monkeypatch.setattr(SharedPromptCache, "add_prompts", add_prompts)
+    engine.generate(PROMPTS, SamplingParams(n=4, max_tokens=40, seed=11))
+    assert sum(read) == len(PROMPTS)
 
 
 def test_layers_without_a_known_cache_are_refused(loaded):

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from evals.engines import Sample
-from evals.engines.attention import GROUPED_SDPA
+from evals.engines.attention import REPLACEABLE_SDPA
 from trainers.shared_prompts import Group, SharedPrompts
 
 Form = Literal["padded", "packed", "shared"]
@@ -39,7 +39,7 @@ def batch_form(model: PreTrainedModel, device: torch.device) -> Form:
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     everywhere = kinds == {"full_attention"} and not getattr(model.config, "sliding_window", None)
     # The flag says that the model hands its keyword arguments on to the attention.
-    if implementation == GROUPED_SDPA and device.type == "cpu" and everywhere and model._supports_attention_backend:
+    if implementation == REPLACEABLE_SDPA and device.type == "cpu" and everywhere and model._supports_attention_backend:
         return "shared"
     return "padded"
 

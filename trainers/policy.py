@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
+from evals.engines.attention import NO_MASK
 from trainers.batches import TokenBatch
 from trainers.recipe import KlEstimator
 
@@ -54,8 +55,7 @@ def token_statistics(model: PreTrainedModel, batch: TokenBatch, temperature: flo
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     options: dict[str, Any] = {}
     if batch.shared_prompts is not None:
-        # A mask of four dimensions is left as it is; without one, Transformers would make one of N x N.
-        options = {"attend": batch.shared_prompts, "attention_mask": torch.zeros(1, 1, 1, 1)}
+        options = {"attend": batch.shared_prompts, "attention_mask": NO_MASK}
     hidden_BTH = decoder(
         input_ids=batch.ids_BT, position_ids=batch.position_ids_BT, use_cache=False, **options
     ).last_hidden_state

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-ZEROED_AT_ONCE = 64
-"""Columns made ready at a time."""
+FIRST_COLUMNS, GROWTH = 16, 1.5
+"""A row's first columns, and by what factor they grow: rows that lie close together are read faster."""
 
 
 class SharedPromptCache:
@@ -18,8 +18,9 @@ class SharedPromptCache:
     go without the others being copied. The model's attention calls it (`evals.engines.attention`), one token a row.
     """
 
-    def __init__(self, rows: int, columns: int, slots: int, prompt_columns: int, device: torch.device) -> None:
-        self.shape, self.prompt_shape = (rows, columns), (slots, prompt_columns)
+    def __init__(self, rows: int, max_columns: int, slots: int, prompt_columns: int, device: torch.device) -> None:
+        self.max_columns = max_columns
+        self.shape, self.prompt_shape = (rows, min(FIRST_COLUMNS, max_columns)), (slots, prompt_columns)
         self.rooms: list[tuple[Tensor, Tensor]] = []
         """Keys and values of each layer, (rows, K, columns, D)."""
         self.prompt_rooms: list[tuple[Tensor, Tensor]] = []
@@ -28,7 +29,6 @@ class SharedPromptCache:
         """The first ones are in use."""
         self.slots = torch.zeros(rows, dtype=torch.long, device=device)
         """The slot of each row's prompt."""
-        self._zeroed = 0
 
     def add_prompts(self, prompts: DynamicCache) -> None:
         """Put prompts that a model has read into the next slots."""
@@ -36,10 +36,6 @@ class SharedPromptCache:
         if not self.rooms:
             self.rooms = [_rooms(layer, self.shape) for layer in layers]
             self.prompt_rooms = [_rooms(layer, self.prompt_shape) for layer in layers]
-            # A masked column still takes part in the attention, with weight 0: it must not hold a NaN by accident.
-            for keys, values in self.prompt_rooms:
-                keys.zero_()
-                values.zero_()
         new = slice(self.num_slots, self.num_slots + len(layers[0].keys))
         for rooms, layer in zip(self.prompt_rooms, layers, strict=True):
             for room, states in zip(rooms, (layer.keys, layer.values), strict=True):
@@ -86,12 +82,10 @@ class SharedPromptCache:
         self._places, self._masks = places, masks
         self._columns = int(places.max()) + 1
         self.calls = 0
-        if self._columns > self._zeroed:
-            end = self._columns + ZEROED_AT_ONCE
-            for rooms in self.rooms:
-                for room in rooms:
-                    room[:, :, self._zeroed : end] = 0
-            self._zeroed = end
+        if self._columns > self.shape[1]:
+            more = min(self.max_columns, max(self._columns, round(GROWTH * self.shape[1])))
+            self.rooms = [(_widened(keys, more), _widened(values, more)) for keys, values in self.rooms]
+            self.shape = (self.shape[0], more)
 
     def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """See `evals.engines.attention.Attend`: writes a token's key and value to each row, then attends.
@@ -140,7 +134,12 @@ class SharedPromptCache:
 def _rooms(layer: Any, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Room for keys and values like a layer's, with other rows and columns: (rows, K, columns, D)."""
     rows, columns = shape
+    # Zeros: a masked column still takes part in the attention, with weight 0, and must not hold a NaN by accident.
     keys, values = (
-        states.new_empty(rows, states.shape[1], columns, states.shape[3]) for states in (layer.keys, layer.values)
+        states.new_zeros(rows, states.shape[1], columns, states.shape[3]) for states in (layer.keys, layer.values)
     )
     return keys, values
+
+
+def _widened(room: Tensor, columns: int) -> Tensor:
+    return torch.nn.functional.pad(room, (0, 0, 0, columns - room.shape[2]))

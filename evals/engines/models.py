@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from evals.engines.attention import GROUPED_SDPA
+from evals.engines.attention import REPLACEABLE_SDPA
 from evals.engines.interface import Engine
 
 BASE_MODEL_FILE = "base_model.json"
@@ -40,7 +40,7 @@ def load_model(
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **options)
         model = AutoModelForCausalLM.from_pretrained(
-            place, dtype=torch.float32, attn_implementation=GROUPED_SDPA, **options, **settings
+            place, dtype=torch.float32, attn_implementation=REPLACEABLE_SDPA, **options, **settings
         )
     except (OSError, ValueError) as error:
         raise FileNotFoundError(

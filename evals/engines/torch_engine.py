@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache
 
+from evals.engines.attention import NO_MASK
 from evals.engines.interface import Engine, Request, Sample, SamplingParams, sample_seed
 from evals.engines.kv_cache import SharedPromptCache
 
@@ -20,8 +21,6 @@ DROP_SHARE = 0.125
 """Finished rows leave once they are this share of the batch: each time costs about as much as a decoding step."""
 PREFILL_TOKENS = 2**15
 """Most prompt tokens read at a time, padding included."""
-
-_NO_MASK = torch.zeros(1, 1, 1, 1)
 
 
 class TorchEngine(Engine):
@@ -92,8 +91,7 @@ class TorchEngine(Engine):
         batch.cache.expect(made, [masks[kind] for kind in self.layer_kinds])
         logits = self.model(
             input_ids=batch.ids[rows, positions][:, None],
-            # Four dimensions, or Transformers would make a mask of its own; the cache has the real ones.
-            attention_mask=dict.fromkeys(masks, _NO_MASK) if len(masks) > 1 else _NO_MASK,
+            attention_mask=dict.fromkeys(masks, NO_MASK) if len(masks) > 1 else NO_MASK,
             position_ids=positions[:, None],
             use_cache=False,
             attend=batch.cache,
