@@ -331,9 +331,14 @@ def read_metrics(folder: CellDir) -> dict[int, dict[str, float]]:
 
 def complete_checkpoints(folder: CellDir) -> list[int]:
     """Steps whose checkpoint is whole, ascending."""
-    markers = (folder.path / "checkpoints").glob(f"step-*/{COMPLETE}")
-    names = (marker.parent.name.removeprefix("step-") for marker in markers)
-    return sorted(int(name) for name in names if name.isdecimal())
+    # Asked of thousands of cells at once, and pathlib's glob takes several times as long.
+    try:
+        with os.scandir(folder.path / "checkpoints") as entries:
+            steps = {entry.name[5:]: entry.path for entry in entries if entry.name.startswith("step-")}
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    whole = (step for step, path in steps.items() if os.path.exists(f"{path}/{COMPLETE}"))
+    return sorted(int(step) for step in whole if step.isdecimal())
 
 
 def discard_checkpoints(folder: CellDir, first: int) -> None:
