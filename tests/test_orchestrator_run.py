@@ -4,11 +4,13 @@ The stand-ins keep the contract of the real ones: they append metrics, write who
 and write a summary last. Files in the working directory tell them to be slow, to die, to hang, or to fail.
 """
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from orchestrator import ledger
+from orchestrator import ledger, schedule
 from orchestrator.cells import look_up
 from orchestrator.cli import app
 from orchestrator.cluster import ENVIRONMENT
@@ -404,6 +406,32 @@ def test_a_person_stops_one_cell_and_cancels_another_and_a_later_run_goes_on(pro
     outcome = run_grid(cells, console=console, **run_options(project))
     assert (outcome.failed, outcome.halted) == ((), ())
     assert mlflow_points(project) == expected_points()
+
+
+def test_trouble_with_files_after_the_last_report_still_ends_the_cell(project, cluster, monkeypatch):
+    """The store was told of a cell under way; it must hear of the end too, or the command would wait for ever."""
+    join(cluster, monkeypatch)
+    spoilt, other = expand(load_config(project / "experiments.yaml"), "troubled")[:2]
+
+    whole = schedule.settle
+
+    def settle(run, work):
+        if run.cell.id == spoilt.id and work == ledger.Work("evaluate", STEPS):
+            raise OSError(errno.EIO, "Input/output error")
+        return whole(run, work)
+
+    monkeypatch.setattr(schedule, "settle", settle)
+    console = Console(file=(project / "out.txt").open("w"))
+    patience = threading.Timer(90, os.kill, (os.getpid(), signal.SIGINT))
+    patience.start()
+    outcome = run_grid([spoilt, other], console=console, **run_options(project))
+    patience.cancel()
+    assert (outcome.failed, outcome.interrupted) == ((spoilt.id,), False)
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{project / 'mlruns' / 'mlflow.db'}")
+    runs = client.search_runs([client.get_experiment_by_name("balagg-troubled").experiment_id])
+    assert {run.info.run_name: run.info.status for run in runs} == {spoilt.id: "FAILED", other.id: "FINISHED"}
 
 
 def test_gpus_that_are_not_there_are_refused_before_anything_starts(project, cluster, monkeypatch):
