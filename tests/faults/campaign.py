@@ -128,7 +128,7 @@ class Round:
 
 
 @contextmanager
-def make_world(seed: int, disk_mib: int = 24) -> Iterator[World]:
+def make_world(seed: int, disk_mib: int = 64) -> Iterator[World]:
     """Start everything, and leave nothing behind."""
     folder = Path(tempfile.mkdtemp(prefix="balagg-faults-"))
     disk = folder / "disk"
