@@ -73,6 +73,8 @@ models:
   pair-qwen2: {{path: {root}/models/tiny-qwen2, template: qa, workers: 2, gpus: 1, eval_gpus: 1}}
 grids:
 """
+RAYS_OWN = "ray::_AutoscalingCoordinatorActor"
+"""Ray Train starts one, which lives as long as the cluster and holds nothing."""
 STAND_INS = ("--train", "campaign_work:train", "--evaluate", "campaign_work:evaluate")
 
 
@@ -465,6 +467,8 @@ def left_over(world: World) -> list[str]:
         command = " ".join(process.info["cmdline"] or [])
         with suppress(psutil.Error):
             if process.info["status"] == psutil.STATUS_ZOMBIE or process.environ().get("HOME") != str(world.folder):
+                continue
+            if RAYS_OWN in command:
                 continue
             if command.startswith("ray::") or "orchestrator.cli" in command:
                 found.append(f"{process.pid} {command[:80]}")
