@@ -334,7 +334,7 @@ def complete_checkpoints(folder: CellDir) -> list[int]:
     # Asked of thousands of cells at once, and pathlib's glob takes several times as long.
     try:
         with os.scandir(folder.path / "checkpoints") as entries:
-            steps = {entry.name[5:]: entry.path for entry in entries if entry.name.startswith("step-")}
+            steps = {e.name.removeprefix("step-"): e.path for e in entries if e.name.startswith("step-")}
     except (FileNotFoundError, NotADirectoryError):
         return []
     whole = (step for step, path in steps.items() if os.path.exists(f"{path}/{COMPLETE}"))

@@ -72,7 +72,8 @@ class _Mirror:
         logged: last value by (metric, step).
         models: logged model by step.
         datasets: data sets that are linked to the run.
-        sent: steps, evaluations and the config, once they are there whole.
+        sent: steps, evaluations and the config. What is put down here and in `logged` before the store has confirmed
+            it does not mislead: after an error the mirror is made anew.
     """
 
     run: Any
@@ -151,8 +152,8 @@ class Recorder:
     def sync(self, cell: Cell, folder: CellDir, tail: MetricsTail, state: str) -> None:
         """Send the steps and evaluations that the files have and the run lacks.
 
-        Steps go in order, in one synchronous batch each, several to a batch where there is much to catch up with. The
-        caller holds the cell's claim: no other process writes this run.
+        Steps go in order, all that are new in one synchronous call. The caller holds the cell's claim: no other process
+        writes this run.
 
         Raises:
             one of `self.errors`: the store did not take it. It is not asked again for a moment, which grows with the

@@ -5,13 +5,24 @@ from typing import get_args
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    DogeConfig,
+    LlamaConfig,
+    MistralConfig,
+    NemotronConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from evals.engines import Sample
-from evals.engines.attention import REPLACEABLE_SDPA
+from evals.engines.attention import REPLACEABLE_SDPA, is_replaceable
 from tests.sequences import plain_logprobs
+from trainers import footprint, policy
 from trainers.batches import Form, batch_form, micro_batches, token_batch
 from trainers.policy import token_statistics
+from trainers.shared_prompts import Group, SharedPrompts
 
 FORMS = get_args(Form)
 SHAPE = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
@@ -80,28 +91,70 @@ def test_a_shared_prompt_is_there_once_but_for_its_last_token():
 @pytest.mark.parametrize("kind, heads", [(Qwen3Config, 2), (Qwen2Config, 4), (LlamaConfig, 1)])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_what_whole_sequences_give(form, kind, heads, prompt_lengths):
-    policy = model(kind, num_key_value_heads=heads)
+    net = model(kind, num_key_value_heads=heads)
     samples = groups(*prompt_lengths)
     weights = torch.linspace(-1, 1, sum(len(sample.token_ids) for sample in samples))
     gradients = []
-    statistics = token_statistics(policy, token_batch(samples, form), 0.7)
-    expected = plain_logprobs(policy, samples, 0.7)
+    statistics = token_statistics(net, token_batch(samples, form), 0.7)
+    expected = plain_logprobs(net, samples, 0.7)
     for logprobs in (statistics.logprobs, expected):
-        policy.zero_grad()
+        net.zero_grad()
         (weights * logprobs).sum().backward()
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]))
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in net.parameters()]))
     torch.testing.assert_close(statistics.logprobs, expected, atol=1e-5, rtol=0)
     assert (gradients[0] - gradients[1]).norm() <= 1e-5 * gradients[1].norm()
     assert gradients[1].norm() > 1e-2
 
 
+def test_padding_that_would_see_far_larger_scores_has_no_part_in_the_gradient():
+    """A short stretch's padding repeats its first token behind its last, where a key may score beyond any float."""
+    torch.manual_seed(0)
+    layout = SharedPrompts([Group(slice(0, 4), [slice(4, 12), slice(12, 22)])])
+    states = [torch.randn(1, 2, 22, 16) for _ in range(3)]
+    states[0][..., 4, :] = torch.nn.functional.one_hot(torch.tensor(0), 16)
+    states[1][..., 6, :] = 480 * states[0][..., 4, :]  # times 1/4: a score of 120
+    query, key, value = (part.requires_grad_() for part in states)
+    layout(None, query, key, value, 0.25).square().sum().backward()
+    seen = torch.full((22, 22), -torch.inf)
+    for first, last in ((0, 4), (4, 12), (12, 22)):
+        seen[first:last, :4] = 0
+        seen[first:last, first:last] = torch.zeros(last - first, last - first).masked_fill(
+            torch.ones(last - first, last - first).triu(1).bool(), -torch.inf
+        )
+    plain = [part.detach().clone().requires_grad_() for part in (query, key, value)]
+    attention = torch.nn.functional.scaled_dot_product_attention(*plain, attn_mask=seen, scale=0.25)
+    attention.square().sum().backward()
+    for ours, expected in zip((query, key, value), plain, strict=True):
+        torch.testing.assert_close(ours.grad, expected.grad, atol=2e-3, rtol=1e-4)
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
 def test_the_form_fits_the_attention():
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert batch_form(model(), cpu) == "shared"
-    assert batch_form(model(), gpu) == "padded"
+    assert batch_form(model(), CPU) == "shared"
+    assert batch_form(model(), GPU) == "padded"
     sliding = {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
-    assert batch_form(model(Qwen2Config, **sliding), cpu) == "padded"
+    assert batch_form(model(Qwen2Config, **sliding), CPU) == "padded"
+    assert batch_form(model(MistralConfig, sliding_window=8), CPU) == "padded"
     plain = AutoModelForCausalLM.from_config(model().config, attn_implementation="sdpa")
-    assert batch_form(plain, cpu) == "padded"
+    assert batch_form(plain, CPU) == "padded"
     plain.config._attn_implementation = "flash_attention_2"
-    assert batch_form(plain, gpu) == "packed"
+    assert batch_form(plain, GPU) == "packed"
+
+
+@pytest.mark.parametrize("kind", [NemotronConfig, DogeConfig, DeepseekV3Config])
+def test_layers_with_an_attention_of_their_own_get_padded_rows(kind):
+    """One does not hand arguments on, one makes a mask of its own, one has values of another size than keys."""
+    sizes = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": 8, "kv_lora_rank": 8}
+    latent = sizes | {"first_k_dense_replace": 2, "num_key_value_heads": 4}
+    net = model(kind, **(latent if kind is DeepseekV3Config else {}))
+    assert not is_replaceable(net)
+    assert batch_form(net, CPU) == "padded"
+    samples = groups(6, 3)
+    statistics = token_statistics(net, token_batch(samples, batch_form(net, CPU)))
+    torch.testing.assert_close(statistics.logprobs, plain_logprobs(net, samples), atol=1e-4, rtol=0)
+
+
+def test_the_estimate_of_memory_knows_the_size_of_a_chunk():
+    assert footprint.LOGITS_HELD == 3 * policy.CHUNK_ELEMENTS

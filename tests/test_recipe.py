@@ -11,7 +11,7 @@ from tests.sequences import padded, plain_logprobs
 from trainers import grpo
 from trainers.adapters import merged_weights, without_adapters
 from trainers.aggregation import token_weights
-from trainers.parallel import World
+from trainers.parallel import World, is_sharded
 from trainers.policy import clipped_surrogate, kl_terms
 from trainers.recipe import Recipe
 from trainers.rollout import Prompt, collect_rollout, length_penalty, rollout_metrics, sample_rollout
@@ -28,7 +28,8 @@ def recipe(**changes):
 def learner_and_engine(rule="balanced", **changes):
     cell = distributed_cases.cell(rule, **changes)
     learner, tokenizer = grpo.make_learner(cell, Recipe(**cell["train"]), WORLD)
-    return learner, TorchEngine(learner.policy.model, tokenizer), tokenizer
+    sharded = is_sharded(learner.recipe, WORLD)  # not fit for decoding
+    return learner, None if sharded else TorchEngine(learner.policy.model, tokenizer), tokenizer
 
 
 @pytest.fixture(scope="module")

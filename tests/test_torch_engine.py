@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from evals.engines import SamplingParams, TorchEngine, load_model, open_engine
+from evals.engines import Request, SamplingParams, TorchEngine, load_model, open_engine
 from evals.engines.kv_cache import SharedPromptCache
 
 PROMPTS = [
@@ -283,8 +283,8 @@ def test_sliding_windows_give_what_transformers_gives(loaded, few_rows, name):
 def test_layers_that_keep_their_own_attention_are_refused(loaded):
     config = copy.deepcopy(loaded[0].config)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    with pytest.raises(ValueError, match=r"an attention of their own; use the vllm engine"):
-        TorchEngine(model, loaded[1]).generate(PROMPTS, SamplingParams(max_tokens=4))
+    with pytest.raises(ValueError, match=r"an attention of their own in its layers \(qwen[23]\); use the vllm engine"):
+        TorchEngine(model, loaded[1])
 
 
 def test_a_prompt_is_kept_once_while_its_responses_come_and_go(engine, loaded, few_rows, monkeypatch):
@@ -292,14 +292,25 @@ def test_a_prompt_is_kept_once_while_its_responses_come_and_go(engine, loaded, f
     read = []
     plain = SharedPromptCache.add_prompts
 
-    def add_prompts(cache, prompts):
-        read.append(len(prompts.layers[0].keys))
-        plain(cache, prompts)
-        assert cache.num_slots <= cache.prompt_shape[0]
+    def add_prompts(cache, prompts, states):
+        read.append(len(prompts))
+        plain(cache, prompts, states)
+        assert len(cache.prompts) <= cache.prompt_shape[0]
 
     monkeypatch.setattr(SharedPromptCache, "add_prompts", add_prompts)
     engine.generate(PROMPTS, SamplingParams(n=4, max_tokens=40, seed=11))
     assert sum(read) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("rows", [9, 512])
+def test_prompts_may_have_very_different_numbers_of_responses(engine, monkeypatch, rows):
+    monkeypatch.setattr("evals.engines.torch_engine.MAX_ROWS", rows)
+    params = SamplingParams(max_tokens=40, seed=11)
+    requests = [Request(prompt, index) for prompt, n in zip(PROMPTS, (1, 30, 2, 3), strict=True) for index in range(n)]
+    alone = [engine.sample([request], params)[0] for request in requests]
+    for sample, expected in zip(engine.sample(requests[::-1], params)[::-1], alone, strict=True):
+        assert sample.token_ids == expected.token_ids
+        assert sample.logprobs == pytest.approx(expected.logprobs, abs=2e-5)
 
 
 def test_layers_without_a_known_cache_are_refused(loaded):

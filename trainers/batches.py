@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from evals.engines import Sample
-from evals.engines.attention import REPLACEABLE_SDPA
+from evals.engines.attention import is_replaceable, layer_kinds
 from trainers.shared_prompts import Group, SharedPrompts
 
 Form = Literal["padded", "packed", "shared"]
@@ -36,10 +36,9 @@ def batch_form(model: PreTrainedModel, device: torch.device) -> Form:
     implementation = model.config._attn_implementation or ""
     if "flash" in implementation or "flex" in implementation:
         return "packed"
-    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-    everywhere = kinds == {"full_attention"} and not getattr(model.config, "sliding_window", None)
-    # The flag says that the model hands its keyword arguments on to the attention.
-    if implementation == REPLACEABLE_SDPA and device.type == "cpu" and everywhere and model._supports_attention_backend:
+    kinds = set(layer_kinds(model.config.get_text_config(decoder=True)))
+    # On CPUs, whose kernel tells the log-sums of its scores.
+    if device.type == "cpu" and kinds == {"full_attention"} and is_replaceable(model):
         return "shared"
     return "padded"
 
@@ -51,7 +50,7 @@ def micro_batches(
 
     A response that alone exceeds the limit makes a batch of its own. A group cut in two has its prompt in both.
     """
-    lengths = {row: len(samples[row].prompt_ids) + len(samples[row].token_ids) - 1 for row in rows}
+    lengths = {row: len(samples[row].prompt_ids) + max(0, len(samples[row].token_ids) - 1) for row in rows}
     batch: list[int] = []
     tokens = 0
     for row in sorted(rows) if form == "shared" else sorted(rows, key=lambda row: (lengths[row], row)):
@@ -122,10 +121,10 @@ def _shared(samples: Sequence[Sample]) -> TokenBatch:
             positions += range(len(before), len(before) + len(sample.token_ids))
         groups.append(Group(slice(start, start + len(before)), responses))
     return TokenBatch(
-        torch.tensor([ids]), torch.tensor([predicts]), _targets(samples), torch.tensor([positions]),
-        SharedPrompts(groups),
+        torch.tensor([ids], dtype=torch.long), torch.tensor([predicts], dtype=torch.bool), _targets(samples),
+        torch.tensor([positions], dtype=torch.long), SharedPrompts(groups),
     )  # fmt: skip
 
 
 def _targets(samples: Sequence[Sample]) -> Tensor:
-    return torch.tensor([token for sample in samples for token in sample.token_ids])
+    return torch.tensor([token for sample in samples for token in sample.token_ids], dtype=torch.long)

@@ -12,7 +12,7 @@ from trainers.recipe import Recipe
 
 FLOAT = 4
 """Bytes of master weights, gradients, optimizer moments and logits."""
-LOGITS_HELD = 2**23 * 3
+LOGITS_HELD = 2**24 * 3
 """Elements of the chunk of logits and its two temporaries in `trainers.policy`."""
 DECODED_AT_ONCE = 16
 """Responses of full length that vLLM should have room for; with more it is faster, with fewer the GPU idles."""

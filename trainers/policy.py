@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from evals.engines.attention import NO_MASK
-from trainers.batches import TokenBatch
+from trainers.batches import TokenBatch, batch_form
 from trainers.recipe import KlEstimator
 
 CHUNK_ELEMENTS = 2**24
@@ -34,9 +34,12 @@ class Policy(nn.Module):
     A module, so that what wraps modules (sharding, mixed precision) covers the output layer too.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, device: torch.device | None = None) -> None:
+        """`device`: where it will compute, if not where it is."""
         super().__init__()
         self.model = model
+        self.form = batch_form(model, device or model.device)
+        """How batches for this model are to lie."""
 
     def forward(self, batch: TokenBatch, temperature: float = 1.0) -> TokenStatistics:
         """See `token_statistics`."""
@@ -78,6 +81,7 @@ class _HeadStatistics(torch.autograd.Function):
         logprobs = torch.empty(len(targets_N), dtype=torch.float32, device=hidden_NH.device)
         log_sums, entropies = torch.empty_like(logprobs), torch.empty_like(logprobs)
         chunks = _chunks(len(targets_N), weight_VH.shape[0])
+        kept = None
         for part in chunks:
             logits_CV = _logits(hidden_NH[part], weight_VH, bias_V, temperature)
             targets_C1 = targets_N[part, None]
@@ -86,8 +90,9 @@ class _HeadStatistics(torch.autograd.Function):
             log_sums[part] = logits_CV.gather(1, targets_C1)[:, 0] - logprobs[part]
             del logits_CV
             entropies[part] = -logprobs_CV.exp().mul_(logprobs_CV).sum(-1)
-        # Where all fits into one chunk it may as well be kept.
-        kept = logprobs_CV if len(chunks) == 1 else None
+            # Where all fits into one chunk it may as well be kept.
+            kept = logprobs_CV if len(chunks) == 1 else None
+            del logprobs_CV
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, log_sums, entropies, kept)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)

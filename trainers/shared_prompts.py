@@ -110,7 +110,8 @@ class _SharedPromptAttention(torch.autograd.Function):
         stretches = ctx.layout.stretches
         query, key, value, output, sums = ctx.saved_tensors
         given = [part.index_select(0, stretches.take) for part in (grad_output, query, key, value, output, sums)]
-        given[0][stretches.pads] = 0
+        # No weight for padding: a copy of a token behind others would see keys that the token itself does not.
+        given[-1][stretches.pads] = torch.inf
         padded = [query.new_empty(given[0].shape) for _ in range(3)]
         for *inputs, dq, dk, dv in zip(*map(stretches.split, [*given, *padded]), strict=True):
             parts = _attention_backward(*inputs, 0.0, is_causal=True, scale=ctx.scale)

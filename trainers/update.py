@@ -13,7 +13,7 @@ from evals.engines import Sample
 from trainers import metric_names as names
 from trainers.adapters import without_adapters
 from trainers.aggregation import Scope, token_weights
-from trainers.batches import batch_form, micro_batches, token_batch
+from trainers.batches import micro_batches, token_batch
 from trainers.parallel import World, trainable, whole
 from trainers.policy import Policy, TokenStatistics, clipped_surrogate, kl_terms
 from trainers.recipe import Recipe
@@ -198,11 +198,10 @@ def _passes(
     learner: Learner, policy: Policy, samples: dict[int, Sample], rows: list[int]
 ) -> Iterator[tuple[list[int], TokenStatistics]]:
     """Run a policy over rows, a micro-batch at a time; workers with fewer end with empty ones."""
-    form = batch_form(policy.model, learner.device)
-    batches = list(micro_batches(samples, rows, learner.recipe.max_tokens_per_micro_batch, form))
+    batches = list(micro_batches(samples, rows, learner.recipe.max_tokens_per_micro_batch, policy.form))
     missing = max(learner.world.gather(len(batches))) - len(batches)
     for batch in [*batches, *([[]] * missing)]:
-        inputs = token_batch([samples[row] for row in batch] or [_FILLER], form, learner.device)
+        inputs = token_batch([samples[row] for row in batch] or [_FILLER], policy.form, learner.device)
         statistics = policy(inputs, learner.recipe.temperature)
         yield batch, statistics if batch else TokenStatistics(statistics.logprobs[:0], statistics.entropies[:0])
 

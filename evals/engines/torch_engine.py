@@ -1,4 +1,4 @@
-"""Batched generation in plain PyTorch with any Transformers causal language model, on any machine."""
+"""Batched generation in plain PyTorch, with any Transformers model of ordinary attention, on any machine."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache
 
-from evals.engines.attention import NO_MASK
+from evals.engines.attention import NO_MASK, is_replaceable, layer_kinds
 from evals.engines.interface import Engine, Request, Sample, SamplingParams, sample_seed
 from evals.engines.kv_cache import SharedPromptCache
 
@@ -32,7 +32,13 @@ class TorchEngine(Engine):
         self.config = model.config.get_text_config(decoder=True)
         self.stop_ids = _stop_ids(model, tokenizer)
         self.stops = torch.tensor(sorted(self.stop_ids), device=model.device)
-        self.layer_kinds = _layer_kinds(self.config)
+        self.layer_kinds = layer_kinds(self.config)
+        unknown = set(self.layer_kinds) - {"full_attention", "sliding_attention"}
+        if unknown or not is_replaceable(model):
+            what = f"{', '.join(sorted(unknown))} layers" if unknown else "an attention of their own in its layers"
+            raise ValueError(
+                f"the torch engine cannot generate with {what} ({self.config.model_type}); use the vllm engine"
+            )
 
     @torch.inference_mode()
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> list[Sample]:
@@ -74,34 +80,30 @@ class TorchEngine(Engine):
         """Read the prompts of these requests and give each a row."""
         # Padding is on the right, where a causal model does not look. The last token of a prompt waits for the next
         # decoding step, which every row needs anyway.
-        if new := [prompt for prompt in dict.fromkeys(map(tuple, prompts)) if prompt not in batch.slots]:
+        if new := [prompt for prompt in dict.fromkeys(map(tuple, prompts)) if prompt not in batch.cache.prompts]:
             ids = torch.zeros(len(new), max(1, max(map(len, new)) - 1), dtype=torch.long)
             for row, prompt in enumerate(new):
                 ids[row, : len(prompt) - 1] = torch.tensor(prompt[:-1])
             cache = DynamicCache()
             self.model(input_ids=ids.to(self.model.device), past_key_values=cache, logits_to_keep=1)
-            batch.add_prompts(new, cache)
+            batch.cache.add_prompts(new, cache)
         batch.add(taken, prompts, uniforms)
 
     def _decode(self, batch: "_Batch", params: SamplingParams) -> None:
         """One more token for every row."""
         rows, positions, done = batch.rows[: batch.size], batch.positions[: batch.size], batch.done[: batch.size]
         made = positions + 1 - batch.prompt_lengths[: batch.size]
-        masks = self._masks(batch, positions, made)
-        batch.cache.expect(made, [masks[kind] for kind in self.layer_kinds])
+        columns = int(made.max()) + 1
+        masks = self._masks(batch, positions, made, columns)
+        batch.cache.expect(made, columns, [masks[kind] for kind in self.layer_kinds])
         logits = self.model(
             input_ids=batch.ids[rows, positions][:, None],
-            attention_mask=dict.fromkeys(masks, NO_MASK) if len(masks) > 1 else NO_MASK,
+            attention_mask=NO_MASK,
             position_ids=positions[:, None],
             use_cache=False,
             attend=batch.cache,
             logits_to_keep=1,
         ).logits[:, -1]
-        if batch.cache.calls != len(self.layer_kinds):
-            raise ValueError(
-                f"the torch engine cannot generate with {self.config.model_type}: its layers have an attention of "
-                "their own; use the vllm engine"
-            )
         chosen, logprobs = _sample(logits.float(), batch.draws[rows, made], params)
         # A finished row that is still here writes behind its end, where nobody looks, again and again.
         batch.ids[rows, positions + 1] = chosen
@@ -109,14 +111,13 @@ class TorchEngine(Engine):
         positions += ~done
         done |= torch.isin(chosen, self.stops) | (made + 1 == params.max_tokens)
 
-    def _masks(self, batch: "_Batch", positions: Tensor, made: Tensor) -> dict[str, Tensor]:
+    def _masks(self, batch: "_Batch", positions: Tensor, made: Tensor, columns: int) -> dict[str, Tensor]:
         """What each row's newest token may look at of its prompt and its response, by kind of layer."""
         before = batch.prompt_lengths[: batch.size, None] - 1
-        columns = torch.arange(int(made.max()) + 1, device=positions.device)
-        prompt_columns = torch.arange(max(1, int(before.max())), device=positions.device)
+        prompt_columns = torch.arange(batch.cache.prompt_columns, device=positions.device)
         back = torch.cat([
             (positions[:, None] - prompt_columns).masked_fill_(prompt_columns >= before, -1),
-            made[:, None] - columns,
+            made[:, None] - torch.arange(columns, device=positions.device),
         ], 1)[:, None, None]  # fmt: skip
         hidden = {"full_attention": back < 0}
         if "sliding_attention" in self.layer_kinds:
@@ -155,8 +156,6 @@ class _Batch:
         self.size = 0
         # A finished row may stay for a while, with its next token one behind the last.
         self.cache = SharedPromptCache(capacity, max_tokens + 1, slots, max(1, prompt_tokens - 1), device)
-        self.slots: dict[tuple[int, ...], int] = {}
-        """Where the cache keeps each prompt."""
         self.rows = torch.arange(capacity, device=device)
         self.requests, self.prompt_lengths = torch.zeros_like(self.rows), torch.zeros_like(self.rows)
         self.positions = torch.zeros_like(self.rows)
@@ -171,11 +170,6 @@ class _Batch:
     def free(self) -> int:
         return self.capacity - self.size
 
-    def add_prompts(self, prompts: list[tuple[int, ...]], cache: DynamicCache) -> None:
-        """Keep what the model has read of prompts, all but their last tokens."""
-        self.slots |= {prompt: slot for slot, prompt in enumerate(prompts, self.cache.num_slots)}
-        self.cache.add_prompts(cache)
-
     def add(self, requests: list[int], prompts: list[list[int]], draws: np.ndarray) -> None:
         """Give each request a row."""
         device = self.ids.device
@@ -185,14 +179,15 @@ class _Batch:
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.tensor(prompt)
         self.ids[new, : ids.shape[1]] = ids.to(device)
-        self.cache.slots[new] = torch.tensor([self.slots[tuple(prompt)] for prompt in prompts], device=device)
+        slots = {prompt: slot for slot, prompt in enumerate(self.cache.prompts)}
+        self.cache.slots[new] = torch.tensor([slots[tuple(prompt)] for prompt in prompts], device=device)
         self.requests[new] = torch.tensor(requests, device=device)
         self.prompt_lengths[new] = lengths.to(device)
         self.positions[new] = lengths.to(device) - 1
         self.draws[new, :-1] = torch.from_numpy(draws).to(device)
         self.done[new] = False
         self.size += len(requests)
-        self.cache.deal(self.size)
+        self.cache.arrange(self.size)
 
     def drop_finished(self) -> dict[int, tuple[list[int], list[float]]]:
         """Drop finished rows if they are many; returns their token ids and log-probabilities by request."""
@@ -227,11 +222,7 @@ class _Batch:
         ):
             state[target] = state[source]
         self.size = left
-        kept = self.cache.drop_prompts(left)
-        prompts = list(self.slots)
-        self.slots = {prompts[old]: new for new, old in enumerate(kept)}
-        if left:
-            self.cache.deal(left)
+        self.cache.arrange(left)
 
 
 def _sample(logits: Tensor, draws: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
@@ -281,20 +272,3 @@ def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set
     for source in (tokenizer.eos_token_id, getattr(model.generation_config, "eos_token_id", None)):
         ids.update(source if isinstance(source, list) else [source] if source is not None else [])
     return ids
-
-
-def _layer_kinds(config: PretrainedConfig) -> list[str]:
-    """The kind of attention that each layer has.
-
-    Raises:
-        ValueError: a kind whose cache this engine does not know.
-    """
-    sliding = getattr(config, "sliding_window", None)
-    same = ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
-    kinds = list(getattr(config, "layer_types", None) or same)
-    if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
-        raise ValueError(
-            f"the torch engine cannot generate with {', '.join(sorted(unknown))} layers ({config.model_type}); "
-            "use the vllm engine"
-        )
-    return kinds
