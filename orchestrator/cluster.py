@@ -1,7 +1,10 @@
 """Is there a cluster, and can it ever run what the grid asks for?"""
 
 import os
+import signal
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import UserError
@@ -18,6 +21,11 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 """Ray's own switches, where the environment does not say otherwise."""
+
+WATCHER = "PlacementGroupCleaner"
+"""What Ray Train calls the actor that watches over a gang."""
+ERRAND_S = 30.0
+"""Longest wait for a small task on a node."""
 
 START_WAIT_S = "120"
 """Ray gives up on its own start after 30 s, which a busy machine with a cold disk can need."""
@@ -76,9 +84,10 @@ def free() -> dict[str, Resources]:
 
 
 def release_lost_gangs() -> None:
-    """Give back what gangs of this command hold whose controller was killed.
+    """Give back what gangs of this command hold whose controller was killed, and end what watches over such gangs.
 
-    Ray keeps an actor's placement group until the whole job ends, and Ray Train's own clean-up needs the dashboard.
+    Ray keeps an actor's placement group until the whole job ends. Ray Train's own clean-up needs the dashboard: without
+    it the process that is to do it, one a gang, waits for ever.
     """
     import ray
     from ray._private.state import state
@@ -95,6 +104,35 @@ def release_lost_gangs() -> None:
     ]  # fmt: skip
     for group_id in lost:
         ray.util.remove_placement_group(PlacementGroup(ray.PlacementGroupID(group_id)))
+    _end_watchers_of_lost_gangs(job.hex())
+
+
+def _end_watchers_of_lost_gangs(job: str) -> None:
+    """Also those that commands before this one have left."""
+    import ray
+    from ray._private import state
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    alive = state.actors(actor_state_name="ALIVE")
+    controllers = [actor["Address"] for actor in alive.values() if actor["ActorClassName"] == "TrainController"]
+    running = {other["JobID"] for other in state.jobs() if not other["IsDead"]} - {job}
+    for actor in alive.values():
+        if actor["ActorClassName"] != WATCHER or actor["JobID"] in running:
+            continue
+        if actor["OwnerAddress"] in controllers:
+            continue
+        # Only who holds an actor's handle can have Ray kill it.
+        there = NodeAffinitySchedulingStrategy(actor["Address"]["NodeID"], soft=False)
+        errand = ray.remote(_end_process).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+        with suppress(ray.exceptions.RayError, TimeoutError):
+            ray.get(errand.remote(actor["Pid"], WATCHER), timeout=ERRAND_S)
+
+
+def _end_process(pid: int, title: str) -> None:
+    """End a process that still is the one with this title; elsewhere than on Linux it is left alone."""
+    with suppress(OSError):
+        if title.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
 
 
 def _resources(found: dict[str, float]) -> Resources:

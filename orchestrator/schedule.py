@@ -32,7 +32,6 @@ BASE_EVALUATION = Work("evaluate", 0)
 TICK_S = 0.5
 ELSEWHERE_POLL_S = 2.0
 CLUSTER_POLL_S = 5.0
-ERRAND_S = 30.0
 AVOID_S = 30.0
 """How long a node that a task was lost with is left alone; Ray takes a while to notice that a node is gone."""
 
@@ -152,6 +151,8 @@ class Scheduler:
                     break
         if self._stop:
             self._abandon()
+        if self._has_gangs:
+            cluster.release_lost_gangs()
         self._close_sent()
         return not self._stop
 
@@ -548,7 +549,7 @@ class Scheduler:
         lease = run.folder.training if work.kind == "train" else run.folder.evaluating(work.step)
         options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": _on(task.nodes[0])}
         try:
-            return ray.get(_remote(tasks.post_mortem).options(**options).remote(lease), timeout=ERRAND_S)
+            return ray.get(_remote(tasks.post_mortem).options(**options).remote(lease), timeout=cluster.ERRAND_S)
         except (ray.exceptions.RayError, TimeoutError):
             return False  # the node is gone too
 
@@ -591,7 +592,7 @@ class Scheduler:
                 with suppress(OSError):
                     ledger.write_state(run.folder, "cancelled", f"interrupted after step {run.trained_steps}")
             self._mirror.tell(run, ended=True)
-        if not self._mirror.wait(ERRAND_S):
+        if not self._mirror.wait(cluster.ERRAND_S):
             self._watcher.say("not all is in MLflow yet; the next run sends it")
 
 
