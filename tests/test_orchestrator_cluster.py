@@ -1,8 +1,12 @@
 """Can the cluster ever run what the grid asks for? If not, it is said before anything starts."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
-from orchestrator.cluster import check_demand, evaluation_gang, training_gang
+from orchestrator.cluster import ENVIRONMENT, check_demand, evaluation_gang, training_gang
 from orchestrator.config import ModelEntry
 from orchestrator.errors import UserError
 from orchestrator.grid import Cell
@@ -43,3 +47,48 @@ def test_what_never_fits_is_named_with_what_there_is(needs, message):
     assert str(caught.value).startswith(message)
     assert "the largest with 32 CPUs and 8 GPUs. Nothing was started." in str(caught.value)
     assert str(caught.value).count("asks for") == 1
+
+
+GANG_PROGRAM = """
+import os, signal, time
+import ray
+from ray._private import state
+from orchestrator.cluster import release_lost_gangs
+
+ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
+
+@ray.remote(num_cpus=0)
+def fit():
+    from ray.train import ScalingConfig
+    from ray.train.torch import TorchTrainer
+    TorchTrainer(lambda: time.sleep(600), scaling_config=ScalingConfig(num_workers=2)).fit()
+
+def pids(name):
+    alive = state.actors(actor_state_name="ALIVE").values()
+    return [actor["Pid"] for actor in alive if actor["ActorClassName"] == name]
+
+def wait_for(condition):
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+gang = fit.remote()
+wait_for(lambda: len(pids("RayTrainWorker")) == 2)
+release_lost_gangs()
+assert len(pids("RayTrainWorker")) == 2 and len(pids("PlacementGroupCleaner")) == 1, "a gang that is well was touched"
+os.kill(*pids("TrainController"), signal.SIGKILL)
+wait_for(lambda: not pids("TrainController"))
+release_lost_gangs()
+wait_for(lambda: not pids("PlacementGroupCleaner") and not pids("RayTrainWorker"))
+wait_for(lambda: ray.available_resources().get("CPU") == 2)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_gang_leaves_neither_reservations_nor_processes(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", GANG_PROGRAM], env=os.environ | ENVIRONMENT | {"HOME": str(tmp_path)},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-2000:]
