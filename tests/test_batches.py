@@ -1,28 +1,18 @@
-"""Micro-batches, and the forms in which a model reads them: padded, packed, and with each prompt once."""
+"""Micro-batches, and the forms in which a model reads them: padded and packed."""
 
 from itertools import pairwise
 from typing import get_args
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    DeepseekV3Config,
-    DogeConfig,
-    LlamaConfig,
-    MistralConfig,
-    NemotronConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from evals.engines import Sample
-from evals.engines.attention import REPLACEABLE_SDPA, is_replaceable
+from evals.engines.attention import REPLACEABLE_SDPA
 from tests.sequences import plain_logprobs
 from trainers import footprint, policy
 from trainers.batches import Form, batch_form, micro_batches, token_batch
 from trainers.policy import token_statistics
-from trainers.shared_prompts import Group, SharedPrompts
 
 FORMS = get_args(Form)
 SHAPE = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
@@ -66,7 +56,7 @@ def test_micro_batches_hold_every_response_once_within_the_budget(max_tokens, fo
 
 def test_padded_rows_hold_what_predicts_and_nothing_behind_it():
     batch = token_batch([sample([5, 5], 3), sample([5], 1)])
-    assert batch.position_ids_BT is batch.shared_prompts is None
+    assert batch.position_ids_BT is None
     assert batch.ids_BT.tolist() == [[5, 5, 7, 8], [5, 0, 0, 0]]
     assert batch.predicts_BT.int().tolist() == [[0, 1, 1, 1], [1, 0, 0, 0]]
     assert batch.targets_N.tolist() == [7, 8, 9, 7]
@@ -77,14 +67,6 @@ def test_packed_positions_start_over():
     assert batch.ids_BT.tolist() == [[5, 5, 7, 8, 5]]
     assert batch.predicts_BT.int().tolist() == [[0, 1, 1, 1, 1]]
     assert batch.position_ids_BT.tolist() == [[0, 1, 2, 3, 0]]
-
-
-def test_a_shared_prompt_is_there_once_but_for_its_last_token():
-    batch = token_batch([sample([4, 5, 6], 2), sample([4, 5, 6], 1), sample([6], 1)], "shared")
-    assert batch.ids_BT.tolist() == [[4, 5, 6, 7, 6, 6]]
-    assert batch.predicts_BT.int().tolist() == [[0, 0, 1, 1, 1, 1]]
-    assert batch.position_ids_BT.tolist() == [[0, 1, 2, 3, 2, 0]]
-    assert batch.targets_N.tolist() == [7, 8, 7, 7]
 
 
 @pytest.mark.parametrize("prompt_lengths", [(6, 1, 9), (1,), (40, 2)])
@@ -106,54 +88,11 @@ def test_every_form_gives_what_whole_sequences_give(form, kind, heads, prompt_le
     assert gradients[1].norm() > 1e-2
 
 
-def test_padding_that_would_see_far_larger_scores_has_no_part_in_the_gradient():
-    """A short stretch's padding repeats its first token behind its last, where a key may score beyond any float."""
-    torch.manual_seed(0)
-    layout = SharedPrompts([Group(slice(0, 4), [slice(4, 12), slice(12, 22)])])
-    states = [torch.randn(1, 2, 22, 16) for _ in range(3)]
-    states[0][..., 4, :] = torch.nn.functional.one_hot(torch.tensor(0), 16)
-    states[1][..., 6, :] = 480 * states[0][..., 4, :]  # times 1/4: a score of 120
-    query, key, value = (part.requires_grad_() for part in states)
-    layout(None, query, key, value, 0.25).square().sum().backward()
-    seen = torch.full((22, 22), -torch.inf)
-    for first, last in ((0, 4), (4, 12), (12, 22)):
-        seen[first:last, :4] = 0
-        seen[first:last, first:last] = torch.zeros(last - first, last - first).masked_fill(
-            torch.ones(last - first, last - first).triu(1).bool(), -torch.inf
-        )
-    plain = [part.detach().clone().requires_grad_() for part in (query, key, value)]
-    attention = torch.nn.functional.scaled_dot_product_attention(*plain, attn_mask=seen, scale=0.25)
-    attention.square().sum().backward()
-    for ours, expected in zip((query, key, value), plain, strict=True):
-        torch.testing.assert_close(ours.grad, expected.grad, atol=2e-3, rtol=1e-4)
-
-
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
-
-
 def test_the_form_fits_the_attention():
-    assert batch_form(model(), CPU) == "shared"
-    assert batch_form(model(), GPU) == "padded"
-    sliding = {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
-    assert batch_form(model(Qwen2Config, **sliding), CPU) == "padded"
-    assert batch_form(model(MistralConfig, sliding_window=8), CPU) == "padded"
-    plain = AutoModelForCausalLM.from_config(model().config, attn_implementation="sdpa")
-    assert batch_form(plain, CPU) == "padded"
-    plain.config._attn_implementation = "flash_attention_2"
-    assert batch_form(plain, GPU) == "packed"
-
-
-@pytest.mark.parametrize("kind", [NemotronConfig, DogeConfig, DeepseekV3Config])
-def test_layers_with_an_attention_of_their_own_get_padded_rows(kind):
-    """One does not hand arguments on, one makes a mask of its own, one has values of another size than keys."""
-    sizes = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": 8, "kv_lora_rank": 8}
-    latent = sizes | {"first_k_dense_replace": 2, "num_key_value_heads": 4}
-    net = model(kind, **(latent if kind is DeepseekV3Config else {}))
-    assert not is_replaceable(net)
-    assert batch_form(net, CPU) == "padded"
-    samples = groups(6, 3)
-    statistics = token_statistics(net, token_batch(samples, batch_form(net, CPU)))
-    torch.testing.assert_close(statistics.logprobs, plain_logprobs(net, samples), atol=1e-4, rtol=0)
+    net = model()
+    assert batch_form(net) == "padded"
+    net.config._attn_implementation = "flash_attention_2"
+    assert batch_form(net) == "packed"
 
 
 def test_the_estimate_of_memory_knows_the_size_of_a_chunk():

@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from evals.engines import Request, SamplingParams, TorchEngine, load_model, open_engine
+from evals.engines.attention import REPLACEABLE_SDPA
 from evals.engines.kv_cache import SharedPromptCache
 
 PROMPTS = [
@@ -300,6 +301,20 @@ def test_a_prompt_is_kept_once_while_its_responses_come_and_go(engine, loaded, f
     monkeypatch.setattr(SharedPromptCache, "add_prompts", add_prompts)
     engine.generate(PROMPTS, SamplingParams(n=4, max_tokens=40, seed=11))
     assert sum(read) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("kind", ["Nemotron", "Doge", "DeepseekV3"])
+def test_attention_is_replaced_only_where_the_layers_leave_it_to_others(loaded, kind):
+    """One does not hand arguments on, one makes a mask of its own, one has values of another size than keys."""
+    shape = {
+        "vocab_size": len(loaded[1]), "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "intermediate_size": 32,
+    }  # fmt: skip
+    latent = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": 8, "kv_lora_rank": 8}
+    config = getattr(transformers, f"{kind}Config")(**shape, **(latent if kind == "DeepseekV3" else {}))
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=REPLACEABLE_SDPA).eval()
+    with pytest.raises(ValueError, match="use the vllm engine"):
+        TorchEngine(model, loaded[1])
 
 
 @pytest.mark.parametrize("rows", [9, 512])

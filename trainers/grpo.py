@@ -117,12 +117,12 @@ def make_learner(cell: dict[str, Any], recipe: Recipe, world: World) -> tuple[Le
     if recipe.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()  # Transformers checkpoints in training mode only; these models have no dropout
-    policy = Policy(model, device)
+    policy = Policy(model)
     shard(policy, recipe, world, device)
     reference = None
     if recipe.kl_coef and not recipe.lora_rank:
         base, _ = load_model(cell["model"], "cpu" if sharded else device)
-        reference = Policy(base, device).requires_grad_(False)
+        reference = Policy(base).requires_grad_(False)
         shard(reference, recipe, world, device)
     optimizer = make_optimizer(policy, recipe)
     return Learner(policy, optimizer, recipe, cell["rule"], cell["scope"], world, reference), tokenizer

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from evals.engines.attention import NO_MASK
 from trainers.batches import TokenBatch, batch_form
 from trainers.recipe import KlEstimator
 
@@ -34,11 +33,10 @@ class Policy(nn.Module):
     A module, so that what wraps modules (sharding, mixed precision) covers the output layer too.
     """
 
-    def __init__(self, model: PreTrainedModel, device: torch.device | None = None) -> None:
-        """`device`: where it will compute, if not where it is."""
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.form = batch_form(model, device or model.device)
+        self.form = batch_form(model)
         """How batches for this model are to lie."""
 
     def forward(self, batch: TokenBatch, temperature: float = 1.0) -> TokenStatistics:
@@ -56,12 +54,7 @@ def token_statistics(model: PreTrainedModel, batch: TokenBatch, temperature: flo
         Statistics of the batch's N response tokens, both with gradient.
     """
     decoder, head = model.get_decoder(), model.get_output_embeddings()
-    options: dict[str, Any] = {}
-    if batch.shared_prompts is not None:
-        options = {"attend": batch.shared_prompts, "attention_mask": NO_MASK}
-    hidden_BTH = decoder(
-        input_ids=batch.ids_BT, position_ids=batch.position_ids_BT, use_cache=False, **options
-    ).last_hidden_state
+    hidden_BTH = decoder(input_ids=batch.ids_BT, position_ids=batch.position_ids_BT, use_cache=False).last_hidden_state
     hidden_NH = hidden_BTH[batch.predicts_BT]
     logprobs, entropies = _HeadStatistics.apply(hidden_NH, head.weight, head.bias, batch.targets_N, float(temperature))
     return TokenStatistics(logprobs, entropies)
