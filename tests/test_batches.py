@@ -84,6 +84,8 @@ def test_every_form_gives_what_whole_sequences_give(form, kind, heads, prompt_le
         (weights * logprobs).sum().backward()
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in net.parameters()]))
     torch.testing.assert_close(statistics.logprobs, expected, atol=1e-5, rtol=0)
+    entropies = torch.cat([token_statistics(net, token_batch([sample]), 0.7).entropies for sample in samples])
+    torch.testing.assert_close(statistics.entropies, entropies, atol=1e-5, rtol=0)
     assert (gradients[0] - gradients[1]).norm() <= 1e-5 * gradients[1].norm()
     assert gradients[1].norm() > 1e-2
 

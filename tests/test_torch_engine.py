@@ -234,7 +234,7 @@ def test_shared_key_value_heads_give_what_transformers_gives(loaded):
         head_dim=16, intermediate_size=64, eos_token_id=loaded[1].eos_token_id,
     )  # fmt: skip
     reference = Qwen3ForCausalLM(config).eval()
-    ours = Qwen3ForCausalLM._from_config(config, attn_implementation="sdpa_replaceable").eval()
+    ours = Qwen3ForCausalLM._from_config(config, attn_implementation=REPLACEABLE_SDPA).eval()
     ours.load_state_dict(reference.state_dict())
     ids = torch.randint(3, 200, (4, 12))
     padding = torch.ones(4, 12, dtype=torch.long)
@@ -264,7 +264,7 @@ def sliding_model(name, tokenizer):
         config = transformers.Qwen2Config(
             **shape, use_sliding_window=True, layer_types=["sliding_attention", "full_attention"]
         )
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa_replaceable").eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=REPLACEABLE_SDPA).eval()
     for parameter in model.parameters():
         parameter.data *= 3  # far from uniform, so that greedy decoding has no near ties
     return model

@@ -121,8 +121,7 @@ def make_learner(cell: dict[str, Any], recipe: Recipe, world: World) -> tuple[Le
     shard(policy, recipe, world, device)
     reference = None
     if recipe.kl_coef and not recipe.lora_rank:
-        base, _ = load_model(cell["model"], "cpu" if sharded else device)
-        reference = Policy(base).requires_grad_(False)
+        reference = Policy(load_model(cell["model"], "cpu" if sharded else device)[0]).requires_grad_(False)
         shard(reference, recipe, world, device)
     optimizer = make_optimizer(policy, recipe)
     return Learner(policy, optimizer, recipe, cell["rule"], cell["scope"], world, reference), tokenizer

@@ -64,7 +64,9 @@ class SharedPromptCache:
             for rooms in self.prompt_rooms:
                 for room in rooms:
                     room[: len(order)] = room[order]
-            self.slots[:rows] = order.argsort()[torch.searchsorted(order.sort().values, self.slots[:rows])]
+            renumbered = torch.empty_like(counts)
+            renumbered[order] = torch.arange(len(order), device=order.device)
+            self.slots[:rows] = renumbered[self.slots[:rows]]
             self.prompts = [self.prompts[slot] for slot in order.tolist()]
             counts = counts[order]
         by_slot, starts = self.slots[:rows].argsort(stable=True), counts.cumsum(0) - counts
