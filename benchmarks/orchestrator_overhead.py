@@ -167,7 +167,7 @@ def watch_driver(runs: Path, samples: list[Sample], ended: threading.Event) -> N
 
 def time_verb(verb: str, folder: Path) -> float:
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "orchestrator.cli", verb], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "orchestrator", verb], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - start
 
 

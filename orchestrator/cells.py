@@ -67,32 +67,37 @@ class CellRun:
 
     @property
     def trained_steps(self) -> int:
-        return min(self.tail.last_step, self.cell.steps)
+        return self.cell.steps if self.cell.steps in self.checkpoints else min(self.tail.last_step, self.cell.steps)
 
     @property
     def newest_checkpoint(self) -> int:
         return max(self.checkpoints, default=0)
 
 
-def look_up(runs_dir: Path, cell: Cell) -> CellRun:
-    """A cell as its files show it; changes nothing."""
+def look_up(runs_dir: Path, cell: Cell, trained_metrics: bool = True) -> CellRun:
+    """A cell as its files show it; changes nothing.
+
+    Args:
+        trained_metrics: read the metrics of training that has ended, too, which take most of the time.
+    """
     folder = ledger.cell_dir(runs_dir, cell)
     run = CellRun(cell, folder, [], MetricsTail(folder))
-    look_again(run)
+    look_again(run, trained_metrics)
     return run
 
 
-def look_again(run: CellRun) -> None:
+def look_again(run: CellRun, trained_metrics: bool = True) -> None:
     """Find out anew what is left, whatever was known before."""
     run.summaries.clear()
-    refresh(run)
+    refresh(run, trained_metrics)
     run.left = ledger.work_left(run.cell, run.checkpoints, run.summaries)
 
 
-def refresh(run: CellRun) -> None:
+def refresh(run: CellRun, trained_metrics: bool = True) -> None:
     """Take in what the cell's files show by now."""
-    run.tail.read()
     run.checkpoints = set(ledger.complete_checkpoints(run.folder))
+    if trained_metrics or run.cell.steps not in run.checkpoints:
+        run.tail.read()
     for step in run.cell.evaluate_steps:
         if step not in run.summaries and (summary := ledger.read_summary(run.cell, run.folder, step)):
             run.summaries[step] = summary

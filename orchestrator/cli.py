@@ -155,7 +155,7 @@ def status(
     from orchestrator.watch import watch_status
 
     chosen = choose(config, grid, only, skip, seeds, runs_dir)
-    runs = [look_up(chosen.runs_dir, cell) for cell in chosen.cells]
+    runs = [look_up(chosen.runs_dir, cell, trained_metrics=False) for cell in chosen.cells]
     if watch:
         watch_status(runs, console)
     else:
@@ -226,7 +226,3 @@ def _which(
 
 def _this_command() -> str:
     return shlex.join(["balagg", *sys.argv[1:]])
-
-
-if __name__ == "__main__":
-    app()

@@ -156,4 +156,4 @@ def _look_up(
     runs_dir: Path | None,
 ) -> list[CellRun]:
     chosen = choose(config, grid, only, skip, seeds, runs_dir)
-    return [look_up(chosen.runs_dir, cell) for cell in pick(chosen.cells, names)]
+    return [look_up(chosen.runs_dir, cell, trained_metrics=False) for cell in pick(chosen.cells, names)]

@@ -34,7 +34,7 @@ def start_detached(arguments: Sequence[str], runs_dir: Path, grid: str) -> tuple
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.cli", *arguments],
+            [sys.executable, "-m", "orchestrator", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -7,17 +7,15 @@ not name goes to `evals/<benchmark>/step-N`. Both reach the cell's MLflow run. `
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from orchestrator import leases, ledger, tasks
+from orchestrator import leases, ledger
 from orchestrator.cells import CellRun, look_again, look_up
-from orchestrator.cluster import connect, evaluation_gang
 from orchestrator.config import Config, known_names, unknown
 from orchestrator.errors import UserError
-from orchestrator.failures import classify
 from orchestrator.grid import Cell, canonical_json
 from orchestrator.ledger import CellDir
 from orchestrator.options import (
@@ -33,8 +31,10 @@ from orchestrator.options import (
     choose,
     pick,
 )
-from orchestrator.placement import Nodes, place
-from orchestrator.tracking import Recorder, tracking_uri
+
+if TYPE_CHECKING:
+    from orchestrator.placement import Nodes
+    from orchestrator.tracking import Recorder
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,12 @@ def evaluate_checkpoints(
     seeds: Seeds = None,
     data_dir: DataDir = None,
     runs_dir: RunsDir = None,
-    function: Annotated[str, typer.Option("--evaluate", hidden=True)] = tasks.EVALUATE,
+    function: Annotated[str | None, typer.Option("--evaluate", hidden=True)] = None,
 ) -> None:
     """Score existing checkpoints at other steps or on other benchmarks. Nothing is trained."""
+    from orchestrator import tasks
+    from orchestrator.tracking import Recorder, tracking_uri
+
     sampling = {"samples": samples, "limit": limit, "max_tokens": max_tokens}
     sampling = {name: value for name, value in sampling.items() if value is not None}
     if sampling and benchmarks is None:
@@ -123,7 +126,8 @@ def evaluate_checkpoints(
     recorder = Recorder(tracking_uri(chosen.root), chosen.grid, chosen.root)
     recorder.open(chosen.cells)
     failed = 0
-    for job, reason in _evaluate(todo, chosen.root, data_dir.absolute() if data_dir else None, function):
+    data_dir = data_dir.absolute() if data_dir else None
+    for job, reason in _evaluate(todo, chosen.root, data_dir, function or tasks.EVALUATE):
         failed += bool(reason)
         console.print(f"{job}: " + (f"failed: {reason} (log: {job.folder.log})" if reason else "done"))
     lacking = sum(not _record(run, recorder, console) for run in {job.run.cell.id: job.run for job in jobs}.values())
@@ -189,6 +193,8 @@ def _evaluate(
     """
     if not jobs:
         return
+    from orchestrator.cluster import connect
+
     total = connect()
     import ray
 
@@ -211,7 +217,10 @@ def _evaluate(
         ray.shutdown()
 
 
-def _check_demand(jobs: Sequence[Job], total: Nodes) -> None:
+def _check_demand(jobs: Sequence[Job], total: "Nodes") -> None:
+    from orchestrator.cluster import evaluation_gang
+    from orchestrator.placement import place
+
     for model, gang in {job.cell.model_name: evaluation_gang(job.cell) for job in jobs}.items():
         if place(gang, total, total) is None:
             raise UserError(
@@ -222,6 +231,9 @@ def _check_demand(jobs: Sequence[Job], total: Nodes) -> None:
 
 def _submit(job: Job, root: Path, data_dir: Path | None, function: str) -> Any:
     import ray
+
+    from orchestrator import tasks
+    from orchestrator.cluster import evaluation_gang
 
     needs = evaluation_gang(job.cell).each
     ledger.prepare_evaluation(job.cell, job.folder, job.step)
@@ -239,6 +251,8 @@ def _reason(ended: Any, job: Job) -> str:
     """Why there is no result; empty when there is one."""
     import ray
 
+    from orchestrator.failures import classify
+
     try:
         failure = ray.get(ended)
     except ray.exceptions.RayError as error:
@@ -248,7 +262,7 @@ def _reason(ended: Any, job: Job) -> str:
     return failure.reason if failure else "it ended without its result"
 
 
-def _record(run: CellRun, recorder: Recorder, console: Console) -> bool:
+def _record(run: CellRun, recorder: "Recorder", console: Console) -> bool:
     """Send the cell's new evaluations to MLflow; False when it did not take them.
 
     A command that looks after the cell now sends them itself.

@@ -5,15 +5,16 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
 
 from orchestrator.config import load_config, unknown
 from orchestrator.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 EXPERIMENTS = Path("experiments.yaml")
 
@@ -48,6 +49,8 @@ def evaluate(
     data_dir: DataDir = None,
 ) -> None:
     """Score a model on benchmarks; run again after a kill, it goes on where it stopped."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     from evals.evaluate import BenchmarkSettings, evaluate_checkpoint
 
     checkpoint, own_template = _find_model(model, gguf_file)
@@ -132,7 +135,9 @@ def _find_model(model: str, gguf_file: str | None) -> tuple[str | dict[str, Any]
     return {"path" if Path(model).is_dir() else "hub_id": model, "gguf_file": gguf_file}, None
 
 
-def _table(benchmarks: dict[str, Any]) -> Table:
+def _table(benchmarks: dict[str, Any]) -> "Table":
+    from rich.table import Column, Table
+
     first = Column("benchmark", no_wrap=True)
     table = Table(first, "score", "error", "95 % interval", "problems", "tokens", "truncated")
     for name, scores in benchmarks.items():

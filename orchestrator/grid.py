@@ -170,7 +170,8 @@ def _template(config: Config, grid_name: str, model: str, dataset: str) -> Cell:
         id="",
         config=resolved,
         evaluate_steps=_evaluate_steps(grid, recipe.steps),
-        evaluation=_evaluation(config, grid, model, dataset),
+        # As it will be read again from a settings file.
+        evaluation=json.loads(canonical_json(_evaluation(config, grid, model, dataset))),
         model=entry,
         retries=grid.retries,
         retry_wait_s=grid.retry_wait_s,

@@ -4,24 +4,24 @@ import importlib.util
 import os
 import subprocess
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import typer
 
-from orchestrator.cluster import check_demand, connect
 from orchestrator.config import Config
 from orchestrator.errors import UserError
 from orchestrator.grid import Cell, expand
-from orchestrator.memory import GIB, cell_footprint
 from orchestrator.options import EXPERIMENTS, ConfigFile
-from orchestrator.placement import Resources
-from trainers.recipe import Recipe
+
+if TYPE_CHECKING:
+    from orchestrator.placement import Resources
 
 REPRODUCE = ("paper", "single-gpu", "laptop")
 """Grids that answer the paper's question, the largest first."""
 QUERY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 
 
-def largest_grid(config: Config, nodes: dict[str, Resources], gpu_bytes: Callable[[], list[int]]) -> tuple[str, str]:
+def largest_grid(config: Config, nodes: dict[str, "Resources"], gpu_bytes: Callable[[], list[int]]) -> tuple[str, str]:
     """The first grid of `REPRODUCE` that fits, and the choice in words.
 
     Args:
@@ -43,9 +43,13 @@ def largest_grid(config: Config, nodes: dict[str, Resources], gpu_bytes: Callabl
 
 
 def _too_large(
-    config: Config, cells: list[Cell], nodes: dict[str, Resources], gpu_bytes: Callable[[], list[int]]
+    config: Config, cells: list[Cell], nodes: dict[str, "Resources"], gpu_bytes: Callable[[], list[int]]
 ) -> str:
     """Why a grid cannot run here, in a few words; empty if it can."""
+    from orchestrator.cluster import check_demand
+    from orchestrator.memory import GIB, cell_footprint
+    from trainers.recipe import Recipe
+
     wanted = max((cell.model.workers * cell.model.gpus for cell in cells), default=0)
     had = sum(node.gpus for node in nodes.values())
     if wanted > had:
@@ -89,7 +93,9 @@ def register(app: typer.Typer) -> None:
     @app.command("largest-grid")
     def command(config: ConfigFile = EXPERIMENTS) -> None:
         """Print the largest grid of the study that this machine, or the cluster at RAY_ADDRESS, can hold."""
+        from orchestrator.cluster import connect
         from orchestrator.config import load_config
+        from orchestrator.placement import Resources
 
         loaded = load_config(config)
         if os.environ.get("RAY_ADDRESS"):

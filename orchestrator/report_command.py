@@ -11,7 +11,6 @@ import typer
 from orchestrator.config import load_config
 from orchestrator.errors import UserError
 from orchestrator.options import EXPERIMENTS, ConfigFile, GridName, grid_name
-from orchestrator.tracking import experiment_name, tracking_uri
 
 
 def register(app: typer.Typer) -> None:
@@ -29,6 +28,7 @@ def report(
     loaded = load_config(config)
     name = grid_name(loaded, grid)
     from analysis.report import write_report
+    from orchestrator.tracking import experiment_name, tracking_uri
 
     try:
         path = write_report(tracking_uri(loaded.root), experiment_name(name), out)

@@ -2,14 +2,17 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from orchestrator import leases, ledger
 from orchestrator.cells import CellRun
-from orchestrator.estimate import Cost
 from orchestrator.ledger import LedgerError
 from orchestrator.listing import Listing
 from orchestrator.progress import STYLES, duration, styled
 from trainers.metric_names import EVAL_MEAN, HELDOUT, STEP_SECONDS
+
+if TYPE_CHECKING:
+    from orchestrator.estimate import Cost
 
 UNDER_WAY = ("training", "evaluating")
 
@@ -58,7 +61,7 @@ def what(run: CellRun) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def plan_table(runs: Sequence[CellRun], costs: Sequence[Cost | None]) -> Listing:
+def plan_table(runs: Sequence[CellRun], costs: Sequence["Cost | None"]) -> Listing:
     """What `run` would do, and what each cell costs."""
     table = Listing("cell", "state", "why", "would do", "estimate")
     for run, cost in zip(runs, costs, strict=True):

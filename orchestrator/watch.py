@@ -50,7 +50,7 @@ def _watch_lines(runs: Sequence[CellRun], console: Console) -> None:
 def _look_again(runs: Sequence[CellRun]) -> None:
     for run in runs:
         if run.left:
-            look_again(run)
+            look_again(run, trained_metrics=False)
 
 
 def _is_over(runs: Sequence[CellRun]) -> bool:

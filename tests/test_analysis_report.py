@@ -141,7 +141,7 @@ def test_the_command_writes_the_same_page_from_the_store_alone(tmp_path: Path):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     log_study(study, uri, "balagg-laptop", tmp_path / "artifacts")
     written = write_report(uri, "balagg-laptop", tmp_path / "here")
-    command = [sys.executable, "-m", "orchestrator.cli", "report", "--grid", "laptop", "--out", str(tmp_path / "there")]
+    command = [sys.executable, "-m", "orchestrator", "report", "--grid", "laptop", "--out", str(tmp_path / "there")]
     environment = os.environ | {"MLFLOW_TRACKING_URI": uri, "PYTHONHASHSEED": "7"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(tmp_path / "there" / "index.html")
@@ -150,7 +150,7 @@ def test_the_command_writes_the_same_page_from_the_store_alone(tmp_path: Path):
 
 
 def test_a_grid_without_runs_is_a_message(tmp_path: Path):
-    command = [sys.executable, "-m", "orchestrator.cli", "report", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "orchestrator", "report", "--out", str(tmp_path)]
     environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/none.db"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and "no MLflow database" in done.stderr and "Traceback" not in done.stderr

@@ -78,7 +78,7 @@ def surroundings(tmp_path_factory):
 def balagg(project, surroundings):
     def run(*arguments: str, status: int = 0, **environment: str) -> str:
         ended = subprocess.run(
-            [sys.executable, "-m", "orchestrator.cli", *arguments],
+            [sys.executable, "-m", "orchestrator", *arguments],
             cwd=project, env=surroundings | environment, text=True, capture_output=True, timeout=240,
         )  # fmt: skip
         assert ended.returncode == status, ended.stdout + ended.stderr

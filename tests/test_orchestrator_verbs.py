@@ -111,6 +111,16 @@ def test_the_plan_says_why_and_what_it_costs(project, cells):
     assert "evaluation of steps 0, 10 is of other settings" in balagg("plan").stdout
 
 
+def test_status_counts_steps_by_checkpoints_and_metrics(project, cells):
+    done, resuming = cells[:2]
+    folder = opened(project, done, 10, (0, 10), (0, 5, 10))
+    folder.metrics.unlink()  # a trained cell's are not looked at
+    opened(project, resuming, 7, (0, 4))
+    output = balagg("status").stdout
+    assert row(output, done) == f"{done.id} done 10/10 3/3 0.600"
+    assert row(output, resuming).startswith(f"{resuming.id} pending 7/10 0/3")
+
+
 def test_status_tells_who_was_asked_to_stop(project, cells):
     folder = opened(project, cells[0], 3, (0,))
     ledger.write_state(folder, "training", "from step 0")
@@ -186,7 +196,7 @@ def test_logs_are_printed_and_followed(project, cells):
     # Where tests run in the background Ctrl-C may be ignored, which children inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     follower = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator.cli", "logs", "-f", "balanced-tiny"], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "orchestrator", "logs", "-f", "balanced-tiny"], stdout=subprocess.PIPE, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert follower.stdout.readline() == "first line\n"

@@ -243,7 +243,7 @@ def new_round(world: World, name: str, real: bool) -> Round:
 def start_driver(this: Round) -> None:
     """`balagg run`, as a person would start it again."""
     command = [
-        sys.executable, "-m", "orchestrator.cli", "run", "--config", str(this.world.folder / f"{this.name}.yaml"),
+        sys.executable, "-m", "orchestrator", "run", "--config", str(this.world.folder / f"{this.name}.yaml"),
         "--runs-dir", str(this.world.disk), *(() if this.real else STAND_INS),
     ]  # fmt: skip
     this.starts += 1
@@ -470,7 +470,7 @@ def left_over(world: World) -> list[str]:
                 continue
             if RAYS_OWN in command:
                 continue
-            if command.startswith("ray::") or "orchestrator.cli" in command:
+            if command.startswith("ray::") or "-m orchestrator " in command:
                 found.append(f"{process.pid} {command[:80]}")
     return found
 
