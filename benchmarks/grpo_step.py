@@ -50,8 +50,9 @@ SHARES = {
 
 
 TRL_WAYS = {
-    "TRL, its defaults": ["--micro-batch", "8", "--checkpointing"],
-    "TRL, one batch": ["--micro-batch", "256"],
+    "TRL, its defaults": ["--micro-batch", "8", "--checkpointing", "--bf16"],
+    "TRL, float32": ["--micro-batch", "8", "--checkpointing"],
+    "TRL, float32, one batch": ["--micro-batch", "256"],
 }
 
 

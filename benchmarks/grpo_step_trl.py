@@ -23,11 +23,10 @@ SETTINGS = {
     "num_iterations": 1,
     "beta": 0.0,
     "temperature": 1.0,
-    "bf16": False,
     "max_grad_norm": 1.0,
     "lr_scheduler_type": "constant",
 }
-"""The rest, and some of these, are TRL's defaults; bf16 is not, and would not be what our side computes in."""
+"""The rest, and some of these, are TRL's defaults."""
 
 
 class OnDemand(TrainerCallback):
@@ -61,6 +60,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--learning-rate", type=float, required=True)
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--bf16", action="store_true")
     arguments = parser.parse_args()
     responses = arguments.prompts * arguments.group_size
     micro_batch = min(arguments.micro_batch, responses)
@@ -71,6 +71,7 @@ def main() -> None:
         "gradient_accumulation_steps": responses // micro_batch,
         "learning_rate": arguments.learning_rate,
         "gradient_checkpointing": arguments.checkpointing,
+        "bf16": arguments.bf16,
     }
     config = trl.GRPOConfig(
         output_dir="/tmp/unused", use_cpu=True, report_to="none", save_strategy="no", logging_steps=1,

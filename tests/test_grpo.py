@@ -109,14 +109,17 @@ def test_token_statistics_equal_a_plain_forward_pass(rollout, monkeypatch):
         torch.testing.assert_close(whole.logprobs, expected, rtol=0, atol=1e-5)
         torch.testing.assert_close(whole.entropies, entropies, rtol=0, atol=1e-5)
     gradients = []
-    for elements in (2**23, 256 * 7):  # one chunk, then chunks of seven tokens
+    # One chunk; chunks of seven tokens that are kept; chunks of seven tokens that are computed again.
+    for elements, tokens in ((2**23, 512), (2**23, 7), (256 * 7, 512)):
         monkeypatch.setattr("trainers.policy.CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr("trainers.policy.CHUNK_TOKENS", tokens)
         model.zero_grad()
         statistics = token_statistics(model, token_batch(samples), 0.7)
         torch.testing.assert_close(statistics.logprobs.detach(), expected, rtol=0, atol=1e-5)
         statistics.logprobs.square().sum().backward()
         gradients.append(gradient(model))
-    assert (gradients[0] - gradients[1]).norm() <= 1e-5 * gradients[0].norm()
+    for chunked in gradients[1:]:
+        assert (gradients[0] - chunked).norm() <= 1e-5 * gradients[0].norm()
 
 
 def test_first_update_is_on_policy(rollout):

@@ -17,6 +17,9 @@ from trainers.recipe import KlEstimator
 CHUNK_ELEMENTS = 2**24
 """Logits held at once, as tokens x vocabulary; if there are more, the backward pass computes them again."""
 
+CHUNK_TOKENS = 512
+"""Tokens of a chunk at most: the logits of a small vocabulary then stay in a CPU's cache."""
+
 
 class TokenStatistics(NamedTuple):
     """Per response token, flat over the responses of a batch in row order: (N,) each."""
@@ -74,7 +77,8 @@ class _HeadStatistics(torch.autograd.Function):
         logprobs = torch.empty(len(targets_N), dtype=torch.float32, device=hidden_NH.device)
         log_sums, entropies = torch.empty_like(logprobs), torch.empty_like(logprobs)
         chunks = _chunks(len(targets_N), weight_VH.shape[0])
-        kept = None
+        keeps = len(targets_N) * weight_VH.shape[0] <= CHUNK_ELEMENTS
+        kept = []
         for part in chunks:
             logits_CV = _logits(hidden_NH[part], weight_VH, bias_V, temperature)
             targets_C1 = targets_N[part, None]
@@ -83,10 +87,10 @@ class _HeadStatistics(torch.autograd.Function):
             log_sums[part] = logits_CV.gather(1, targets_C1)[:, 0] - logprobs[part]
             del logits_CV
             entropies[part] = -logprobs_CV.exp().mul_(logprobs_CV).sum(-1)
-            # Where all fits into one chunk it may as well be kept.
-            kept = logprobs_CV if len(chunks) == 1 else None
+            if keeps:
+                kept.append(logprobs_CV)
             del logprobs_CV
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, log_sums, entropies, kept)
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, log_sums, entropies, *kept)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
         return logprobs, entropies
@@ -94,23 +98,24 @@ class _HeadStatistics(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_NH, weight_VH, bias_V, targets_N, log_sums, entropies, kept = ctx.saved_tensors
+        hidden_NH, weight_VH, bias_V, targets_N, log_sums, entropies, *kept = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.zeros_like(hidden_NH) if wants_hidden else None
         grad_weight = torch.zeros_like(weight_VH) if wants_weight else None
         grad_bias = torch.zeros_like(bias_V) if wants_bias else None
         if grad_logprobs is None:
             grad_logprobs = torch.zeros_like(entropies)
-        for part in _chunks(len(targets_N), weight_VH.shape[0]):
-            logprobs_CV = kept
-            if kept is None:
+        for number, part in enumerate(_chunks(len(targets_N), weight_VH.shape[0])):
+            if kept:
+                logprobs_CV = kept[number]
+            else:
                 logprobs_CV = _logits(hidden_NH[part], weight_VH, bias_V, ctx.temperature).sub_(log_sums[part, None])
             slope_C1 = grad_logprobs[part, None] / ctx.temperature
             scale_CV = slope_C1.neg()
             if grad_entropies is not None:
                 entropy_slope_C1 = grad_entropies[part, None] / ctx.temperature
                 scale_CV = logprobs_CV.add(entropies[part, None]).mul_(entropy_slope_C1).add_(slope_C1).neg_()
-            grad_CV = (logprobs_CV.exp() if logprobs_CV is kept else logprobs_CV.exp_()).mul_(scale_CV)
+            grad_CV = (logprobs_CV.exp() if kept else logprobs_CV.exp_()).mul_(scale_CV)
             grad_CV.scatter_add_(1, targets_N[part, None], slope_C1)
             grad_CV = grad_CV.to(hidden_NH.dtype)
             if grad_hidden is not None:
@@ -128,7 +133,7 @@ def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, tempera
 
 
 def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:
-    size = max(1, CHUNK_ELEMENTS // vocabulary)
+    size = max(1, min(CHUNK_TOKENS, CHUNK_ELEMENTS // vocabulary))
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 

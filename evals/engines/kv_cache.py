@@ -22,7 +22,7 @@ class SharedPromptCache:
 
     def __init__(self, rows: int, max_columns: int, slots: int, prompt_columns: int, device: torch.device) -> None:
         self.max_columns = max_columns
-        self.shape, self.prompt_shape = (rows, min(FIRST_COLUMNS, max_columns)), (slots, prompt_columns)
+        self.shape, self.prompt_shape = (rows, self.least_columns), (slots, prompt_columns)
         self.rooms: list[tuple[Tensor, Tensor]] = []
         """Keys and values of each layer, (rows, K, columns, D)."""
         self.prompt_rooms: list[tuple[Tensor, Tensor]] = []
@@ -31,6 +31,11 @@ class SharedPromptCache:
         """Token ids, by slot."""
         self.slots = torch.zeros(rows, dtype=torch.long, device=device)
         """The slot of each row's prompt."""
+
+    @property
+    def least_columns(self) -> int:
+        """Those of a pass at least: products with fewer are several times slower on CPUs."""
+        return min(FIRST_COLUMNS, self.max_columns)
 
     @property
     def prompt_columns(self) -> int:
@@ -96,6 +101,7 @@ class SharedPromptCache:
                 (R, 1, 1, prompt columns in use + columns).
         """
         self._places, self._columns, self._masks = places, columns, masks
+        self._at: dict[int, Tensor] = {}
         if columns > self.shape[1]:
             more = min(self.max_columns, max(columns, round(GROWTH * self.shape[1])))
             for layer, (keys, values) in enumerate(self.rooms):  # one by one: old and new are there at a time
@@ -115,10 +121,8 @@ class SharedPromptCache:
         rows, heads, _, dim = query.shape
         shared = key.shape[1]
         layer = module.layer_idx
-        # One flat index, since indices in two places of four are several times slower.
-        at = torch.arange(rows * shared, device=query.device) * self.shape[1] + self._places.repeat_interleave(shared)
         for room, states in zip(self.rooms[layer], (key, value), strict=True):
-            room.view(-1, room.shape[3]).index_copy_(0, at, states.reshape(rows * shared, -1))
+            room.view(-1, room.shape[3]).index_copy_(0, self._newest(shared), states.reshape(rows * shared, -1))
         keys, values = (room[:rows, :, : self._columns].flatten(0, 1) for room in self.rooms[layer])
         prompt_keys, prompt_values = (room[:, :, : self.prompt_columns] for room in self.prompt_rooms[layer])
         query = query.view(rows, shared, -1, dim) * scale
@@ -130,6 +134,13 @@ class SharedPromptCache:
         attended += self._ask(of_prompt, prompt_values)
         return attended.view(rows, 1, heads, -1)
 
+    def _newest(self, heads: int) -> Tensor:
+        """Where the rows' newest keys go: one flat index, since indices in two places of four are far slower."""
+        if heads not in self._at:
+            starts = torch.arange(len(self._places) * heads, device=self._places.device) * self.shape[1]
+            self._at[heads] = starts + self._places.repeat_interleave(heads)
+        return self._at[heads]
+
     def _ask(self, states: Tensor, of_prompts: Tensor) -> Tensor:
         """Each row's (K, g, X) times its prompt's (K, X, Y): (R, K, g, Y)."""
         _, shared, queries, _ = states.shape
@@ -138,7 +149,8 @@ class SharedPromptCache:
             by_slot = states.index_select(0, askers).unflatten(0, (-1, width)).transpose(1, 2)
             product = torch.bmm(by_slot.reshape(-1, width * queries, states.shape[3]), of_prompts[slots].flatten(0, 1))
             answers.append(product.view(-1, shared, width, queries, product.shape[-1]).transpose(1, 2).flatten(0, 1))
-        return torch.cat(answers).index_select(0, self._asked)
+        together = answers[0] if len(answers) == 1 else torch.cat(answers)
+        return together.index_select(0, self._asked)
 
 
 def _rooms(layer: Any, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -152,4 +164,7 @@ def _rooms(layer: Any, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
 
 def _widened(room: Tensor, columns: int) -> Tensor:
-    return torch.nn.functional.pad(room, (0, 0, 0, columns - room.shape[2]))
+    wider = room.new_empty(*room.shape[:2], columns, room.shape[3])
+    wider[:, :, : room.shape[2]] = room
+    wider[:, :, room.shape[2] :] = 0
+    return wider

@@ -93,7 +93,7 @@ class TorchEngine(Engine):
         """One more token for every row."""
         rows, positions, done = batch.rows[: batch.size], batch.positions[: batch.size], batch.done[: batch.size]
         made = positions + 1 - batch.prompt_lengths[: batch.size]
-        columns = int(made.max()) + 1
+        columns = max(int(made.max()) + 1, batch.cache.least_columns)
         masks = self._masks(batch, positions, made, columns)
         batch.cache.expect(made, columns, [masks[kind] for kind in self.layer_kinds])
         logits = self.model(
