@@ -2,12 +2,12 @@
 
     OMP_NUM_THREADS=1 python benchmarks/grpo_step.py [--trl-python ../trl-venv/bin/python] [--steps 5]
 
-The same model, prompts, group size, length limit, grader and loss (`sequence`, TRL's `grpo`), float32, on the CPU:
-sampling, grading, advantages, log-probabilities, gradient and optimizer step. TRL runs in processes of its own, once
-with its default batch size and gradient checkpointing, once with all responses in one batch and none; the sides take
-turns, step by step. A ratio compares neighbouring steps by tokens per second, since each side samples responses of its
-own; by processor time it also holds on a busy machine. Without `--trl-python` only our side runs. An environment with
-TRL:
+The same model, prompts, group size, length limit, grader and loss (`sequence`, TRL's `grpo`) on the CPU: sampling,
+grading, advantages, log-probabilities, gradient and optimizer step. TRL runs in processes of its own: as it comes, in
+bfloat16 with small batches and gradient checkpointing; the same in float32, which our side computes in; and in float32
+with all responses in one batch and no checkpointing. The sides take turns, step by step. A ratio compares neighbouring
+steps by tokens per second, since each side samples responses of its own; by processor time it also holds on a busy
+machine. Without `--trl-python` only our side runs. An environment with TRL:
 
     python3 -m venv ../trl-venv
     ../trl-venv/bin/pip install --constraint constraints.txt trl==1.16.0 torch transformers math-verify pebble
@@ -160,7 +160,7 @@ def trl_steps(arguments: argparse.Namespace, way: str) -> Iterator[Step]:
 def show(name: str, steps: list[Step]) -> None:
     rates = [step.tokens / step.seconds for step in steps]
     print(
-        f"{name:18} {statistics.median(step.seconds for step in steps):6.2f} s a step, "
+        f"{name:23} {statistics.median(step.seconds for step in steps):6.2f} s a step, "
         f"{statistics.median(step.cpu_seconds for step in steps):.2f} s of processor time   "
         f"{statistics.median(rates):6.0f} completion tokens/s ({min(rates):.0f} to {max(rates):.0f})   "
         f"{statistics.mean(step.tokens for step in steps):.0f} tokens a step   "
@@ -171,7 +171,7 @@ def show(name: str, steps: list[Step]) -> None:
 def show_shares(steps: list[Step]) -> None:
     for title, metric in SHARES.items():
         share = statistics.median(step.parts[metric] / step.seconds for step in steps)
-        print(f"{share:18.2%} {title}")
+        print(f"{share:23.2%} {title}")
 
 
 def show_ratio(name: str, ours: list[Step], theirs: list[Step]) -> None:

@@ -21,7 +21,7 @@ class CellRun:
 
     Attributes:
         left: work that has no result file yet.
-        tail: the metrics so far.
+        tail: the metrics so far; none of a trained cell that was looked up without.
         busy: work that a task is doing now.
         summaries: evaluation results by step.
         checkpoints: steps that have a whole checkpoint.

@@ -226,3 +226,7 @@ def _which(
 
 def _this_command() -> str:
     return shlex.join(["balagg", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    app()

@@ -16,7 +16,7 @@ from orchestrator import leases, ledger
 from orchestrator.cells import CellRun, look_again, look_up
 from orchestrator.config import Config, known_names, unknown
 from orchestrator.errors import UserError
-from orchestrator.grid import Cell, canonical_json
+from orchestrator.grid import Cell, canonical_json, plain
 from orchestrator.ledger import CellDir
 from orchestrator.options import (
     EXPERIMENTS,
@@ -164,7 +164,7 @@ def _targets(
     for name in names:
         own = config.benchmarks[name].model_dump(exclude_none=True) if name in config.benchmarks else {}
         evaluation = run.cell.evaluation | {"benchmarks": [{"name": name} | own | dict(sampling)]}
-        yield replace(run.cell, evaluation=evaluation), BenchmarkDir(run.folder.path, name)
+        yield replace(run.cell, evaluation=plain(evaluation)), BenchmarkDir(run.folder.path, name)
 
 
 def _steps(text: str, run: CellRun) -> list[int]:

@@ -129,6 +129,11 @@ def canonical_json(value: Any) -> str:
     return _dump(value)
 
 
+def plain(value: Any) -> Any:
+    """The value as it is read again from a file that it was written to."""
+    return json.loads(canonical_json(value))
+
+
 def identity(value: Any) -> str:
     """Eight hexadecimal digits that stand for a resolved config."""
     return _hash(canonical_json(value))
@@ -153,25 +158,22 @@ def _template(config: Config, grid_name: str, model: str, dataset: str) -> Cell:
     """What the cells of one model and data set share: all but rule, seed and id."""
     grid, entry = config.grids[grid_name], config.models[model]
     recipe = recipe_for(config, grid_name, model, dataset)
-    resolved = json.loads(
-        canonical_json(
-            {
-                "grid": grid_name,
-                "rule": "",
-                "scope": grid.scope,
-                "seed": 0,
-                "model": {"name": model, **_model_identity(config, model)},
-                "dataset": {"name": dataset},
-                "train": asdict(recipe),
-            }
-        )
+    resolved = plain(
+        {
+            "grid": grid_name,
+            "rule": "",
+            "scope": grid.scope,
+            "seed": 0,
+            "model": {"name": model, **_model_identity(config, model)},
+            "dataset": {"name": dataset},
+            "train": asdict(recipe),
+        }
     )
     return Cell(
         id="",
         config=resolved,
         evaluate_steps=_evaluate_steps(grid, recipe.steps),
-        # As it will be read again from a settings file.
-        evaluation=json.loads(canonical_json(_evaluation(config, grid, model, dataset))),
+        evaluation=plain(_evaluation(config, grid, model, dataset)),
         model=entry,
         retries=grid.retries,
         retry_wait_s=grid.retry_wait_s,

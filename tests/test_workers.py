@@ -58,6 +58,16 @@ def test_workers_and_micro_batches_change_nothing_but_rounding(recorded, tmp_pat
         assert float((parameter - reference[name]).abs().max()) <= 1e-5, name
 
 
+def test_workers_count_clipped_tokens_alike(recorded, tmp_path):
+    cell = distributed_cases.cell(steps=3, clip_low=1e-3, clip_high=1e-3)
+    for size in (1, 2):
+        distributed_cases.run(tmp_path / str(size), cell, size, recorded / "said.pickle")
+    one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
+    assert all(max(row[name] for row in one) > 0.01 for name in ("policy/clip_low", "policy/clip_high"))
+    for mine, other in zip(two, one, strict=True):
+        assert mine == pytest.approx(other, rel=1e-4, abs=1e-6)
+
+
 def kill_and_resume(cell_dir, cell, sizes, kills, seed):
     """Start over and over, kill all workers at random moments, then run to the end; returns the steps seen at kills."""
     moments = random.Random(seed)

@@ -59,7 +59,9 @@ def token_statistics(model: PreTrainedModel, batch: TokenBatch, temperature: flo
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     hidden_BTH = decoder(input_ids=batch.ids_BT, position_ids=batch.position_ids_BT, use_cache=False).last_hidden_state
     hidden_NH = hidden_BTH[batch.predicts_BT]
-    logprobs, entropies = _HeadStatistics.apply(hidden_NH, head.weight, head.bias, batch.targets_N, float(temperature))
+    logprobs, entropies = _HeadStatistics.apply(
+        hidden_NH, head.weight, head.bias, batch.targets_N, float(temperature), torch.is_grad_enabled()
+    )
     return TokenStatistics(logprobs, entropies)
 
 
@@ -72,14 +74,19 @@ class _HeadStatistics(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, temperature: float
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        temperature: float,
+        wants_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(len(targets_N), dtype=torch.float32, device=hidden_NH.device)
         log_sums, entropies = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        chunks = _chunks(len(targets_N), weight_VH.shape[0])
-        keeps = len(targets_N) * weight_VH.shape[0] <= CHUNK_ELEMENTS
+        keeps = wants_gradient and len(targets_N) * weight_VH.shape[0] <= CHUNK_ELEMENTS
         kept = []
-        for part in chunks:
+        for part in _chunks(len(targets_N), weight_VH.shape[0]):
             logits_CV = _logits(hidden_NH[part], weight_VH, bias_V, temperature)
             targets_C1 = targets_N[part, None]
             logprobs_CV = logits_CV.log_softmax(-1)
@@ -124,7 +131,7 @@ class _HeadStatistics(torch.autograd.Function):
                 grad_weight.addmm_(grad_CV.T, hidden_NH[part])
             if grad_bias is not None:
                 grad_bias.add_(grad_CV.sum(0))
-        return grad_hidden, grad_weight, grad_bias, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None
 
 
 def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:

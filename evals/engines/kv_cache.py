@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 FIRST_COLUMNS, GROWTH = 16, 1.5
-"""A row's first columns, and by what factor they grow: rows that lie close together are read faster."""
+"""A row's first columns, which are also the fewest that a pass looks at, and by what factor they grow: rows that lie
+close together are read faster, and narrower products are several times slower on CPUs."""
 MAX_PADDING = 8
 """Prompts are asked together, each by as many rows as the first, unless they have fewer by more than this factor."""
 
@@ -34,7 +35,7 @@ class SharedPromptCache:
 
     @property
     def least_columns(self) -> int:
-        """Those of a pass at least: products with fewer are several times slower on CPUs."""
+        """Fewest columns that a pass looks at."""
         return min(FIRST_COLUMNS, self.max_columns)
 
     @property
@@ -96,7 +97,7 @@ class SharedPromptCache:
 
         Args:
             places: (R,) column of each row's next token.
-            columns: how many will then be in use.
+            columns: how many to look at; those behind a row's place must be masked.
             masks: by layer, 0 or -inf for what a row may see of its prompt's columns and then of its own,
                 (R, 1, 1, prompt columns in use + columns).
         """
