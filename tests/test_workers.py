@@ -102,6 +102,7 @@ def progressed(cell_dir, before, ended):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300 + 60 * KILLS)
 @pytest.mark.parametrize("size", [1, 2])
 def test_killed_at_random_moments_workers_end_with_the_same_bits(tmp_path, size):
     cell = distributed_cases.cell(checkpoint_every=1, steps=8)
