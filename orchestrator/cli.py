@@ -15,7 +15,6 @@ from typer.core import TyperGroup
 from orchestrator import (
     control_commands,
     diagnose_command,
-    evaluate_checkpoints,
     evaluate_commands,
     export,
     largest_grid,
@@ -200,7 +199,6 @@ def doctor(runs_dir: RunsDir = None) -> None:
 for commands in (
     control_commands,
     diagnose_command,
-    evaluate_checkpoints,
     evaluate_commands,
     export,
     largest_grid,

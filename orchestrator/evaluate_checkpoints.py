@@ -1,40 +1,27 @@
 """`balagg evaluate-checkpoints`: score checkpoints that exist, at other steps or on other benchmarks, without training.
 
 At other steps, the grid's own benchmarks go where a run would put them, `evals/step-N`. A benchmark that the grid does
-not name goes to `evals/<benchmark>/step-N`. Both reach the cell's MLflow run. `register(app)` adds the command.
+not name goes to `evals/<benchmark>/step-N`. Both reach the cell's MLflow run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 
-from orchestrator import leases, ledger
+from orchestrator import leases, ledger, tasks
 from orchestrator.cells import CellRun, look_again, look_up
+from orchestrator.cluster import connect, evaluation_gang
 from orchestrator.config import Config, known_names, unknown
 from orchestrator.errors import UserError
+from orchestrator.failures import classify
 from orchestrator.grid import Cell, canonical_json, plain
 from orchestrator.ledger import CellDir
-from orchestrator.options import (
-    EXPERIMENTS,
-    CellNames,
-    ConfigFile,
-    DataDir,
-    GridName,
-    Only,
-    RunsDir,
-    Seeds,
-    Skip,
-    choose,
-    pick,
-)
-
-if TYPE_CHECKING:
-    from orchestrator.placement import Nodes
-    from orchestrator.tracking import Recorder
+from orchestrator.options import Chosen
+from orchestrator.placement import Nodes, place
+from orchestrator.tracking import Recorder, tracking_uri
 
 
 @dataclass(frozen=True)
@@ -78,39 +65,27 @@ class Job:
         return canonical_json([place, self.cell.evaluation])
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to a typer app."""
-    app.command("evaluate-checkpoints")(evaluate_checkpoints)
+def score_checkpoints(
+    chosen: Chosen,
+    cells: Sequence[Cell],
+    steps: str,
+    benchmarks: str | None,
+    sampling: Mapping[str, int],
+    data_dir: Path | None,
+    function: str,
+) -> bool:
+    """Make the evaluations that are missing, tell of each, and send them to MLflow; whether all went well.
 
+    Args:
+        steps: `all`, or steps with commas between.
+        benchmarks: names with commas between; None for the grid's own.
+        sampling: sampling values of these benchmarks, before their own.
+        function: what evaluates, as `module:name`.
 
-def evaluate_checkpoints(
-    cells: CellNames = None,
-    steps: Annotated[str, typer.Option(help="all, or steps with commas between, such as 0,20,40.")] = "all",
-    benchmarks: Annotated[str | None, typer.Option(help="Names with commas between; the grid's if left out.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Responses per problem, k of avg@k.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use the first so many problems of each.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Length limit of a response.")] = None,
-    config: ConfigFile = EXPERIMENTS,
-    grid: GridName = None,
-    only: Only = None,
-    skip: Skip = None,
-    seeds: Seeds = None,
-    data_dir: DataDir = None,
-    runs_dir: RunsDir = None,
-    function: Annotated[str | None, typer.Option("--evaluate", hidden=True)] = None,
-) -> None:
-    """Score existing checkpoints at other steps or on other benchmarks. Nothing is trained."""
-    from orchestrator import tasks
-    from orchestrator.tracking import Recorder, tracking_uri
-
-    sampling = {"samples": samples, "limit": limit, "max_tokens": max_tokens}
-    sampling = {name: value for name, value in sampling.items() if value is not None}
-    if sampling and benchmarks is None:
-        raise UserError("--samples, --limit and --max-tokens go with --benchmarks: the grid's own are as it says")
-    if data_dir is not None and not data_dir.is_dir():
-        raise UserError(f"--data-dir: there is no folder {data_dir}")
-    chosen = choose(config, grid, only, skip, seeds, runs_dir)
-    runs = [look_up(chosen.runs_dir, cell) for cell in pick(chosen.cells, cells)]
+    Raises:
+        UserError: there is nothing like that to evaluate, or the cluster can never do it.
+    """
+    runs = [look_up(chosen.runs_dir, cell) for cell in cells]
     names = _benchmark_names(runs[0].cell, benchmarks)
     jobs = [
         Job(run, cell, folder, step)
@@ -126,12 +101,11 @@ def evaluate_checkpoints(
     recorder = Recorder(tracking_uri(chosen.root), chosen.grid, chosen.root)
     recorder.open(chosen.cells)
     failed = 0
-    data_dir = data_dir.absolute() if data_dir else None
-    for job, reason in _evaluate(todo, chosen.root, data_dir, function or tasks.EVALUATE):
+    for job, reason in _evaluate(todo, chosen.root, data_dir, function):
         failed += bool(reason)
         console.print(f"{job}: " + (f"failed: {reason} (log: {job.folder.log})" if reason else "done"))
     lacking = sum(not _record(run, recorder, console) for run in {job.run.cell.id: job.run for job in jobs}.values())
-    raise typer.Exit(1 if failed or lacking else 0)
+    return not failed and not lacking
 
 
 def _benchmark_names(cell: Cell, text: str | None) -> list[str]:
@@ -193,8 +167,6 @@ def _evaluate(
     """
     if not jobs:
         return
-    from orchestrator.cluster import connect
-
     total = connect()
     import ray
 
@@ -217,10 +189,7 @@ def _evaluate(
         ray.shutdown()
 
 
-def _check_demand(jobs: Sequence[Job], total: "Nodes") -> None:
-    from orchestrator.cluster import evaluation_gang
-    from orchestrator.placement import place
-
+def _check_demand(jobs: Sequence[Job], total: Nodes) -> None:
     for model, gang in {job.cell.model_name: evaluation_gang(job.cell) for job in jobs}.items():
         if place(gang, total, total) is None:
             raise UserError(
@@ -231,9 +200,6 @@ def _check_demand(jobs: Sequence[Job], total: "Nodes") -> None:
 
 def _submit(job: Job, root: Path, data_dir: Path | None, function: str) -> Any:
     import ray
-
-    from orchestrator import tasks
-    from orchestrator.cluster import evaluation_gang
 
     needs = evaluation_gang(job.cell).each
     ledger.prepare_evaluation(job.cell, job.folder, job.step)
@@ -251,8 +217,6 @@ def _reason(ended: Any, job: Job) -> str:
     """Why there is no result; empty when there is one."""
     import ray
 
-    from orchestrator.failures import classify
-
     try:
         failure = ray.get(ended)
     except ray.exceptions.RayError as error:
@@ -262,7 +226,7 @@ def _reason(ended: Any, job: Job) -> str:
     return failure.reason if failure else "it ended without its result"
 
 
-def _record(run: CellRun, recorder: "Recorder", console: Console) -> bool:
+def _record(run: CellRun, recorder: Recorder, console: Console) -> bool:
     """Send the cell's new evaluations to MLflow; False when it did not take them.
 
     A command that looks after the cell now sends them itself.

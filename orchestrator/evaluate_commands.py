@@ -1,31 +1,41 @@
-"""`balagg evaluate` and `balagg grade`: one model on benchmarks, and saved generations graded again.
+"""`balagg evaluate`, `evaluate-checkpoints` and `grade`: one model on benchmarks, the checkpoints of cells, and saved
+generations graded again.
 
-`register(app)` adds both to the command line. Torch and the graders are imported when a command runs.
+`register(app)` adds them to the command line. Torch and the graders are imported when a command runs.
 """
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Column, Table
 
 from orchestrator.config import load_config, unknown
 from orchestrator.errors import UserError
+from orchestrator.options import (
+    EXPERIMENTS,
+    CellNames,
+    ConfigFile,
+    DataDir,
+    GridName,
+    Only,
+    RunsDir,
+    Seeds,
+    Skip,
+    choose,
+    pick,
+)
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-EXPERIMENTS = Path("experiments.yaml")
-
-DataDir = Annotated[Path | None, typer.Option(help="Local data files, looked at before the hub.")]
 Template = Annotated[str | None, typer.Option(help="Prompt template; default: each benchmark's own.")]
 DataSet = Annotated[str | None, typer.Option(help="Training set whose held-out split `heldout` means.")]
 Release = Annotated[str | None, typer.Option(help="LiveCodeBench release, v1 to v6.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the two commands to a typer app."""
+    """Add the commands to a typer app."""
+    app.command("evaluate-checkpoints")(evaluate_checkpoints)
     app.command("evaluate")(evaluate)
     app.command("grade")(grade)
 
@@ -122,6 +132,40 @@ def grade(
         console.print(f"left out: {message}", soft_wrap=True)
 
 
+def evaluate_checkpoints(
+    cells: CellNames = None,
+    steps: Annotated[str, typer.Option(help="all, or steps with commas between, such as 0,20,40.")] = "all",
+    benchmarks: Annotated[str | None, typer.Option(help="Names with commas between; the grid's if left out.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Responses per problem, k of avg@k.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use the first so many problems of each.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Length limit of a response.")] = None,
+    config: ConfigFile = EXPERIMENTS,
+    grid: GridName = None,
+    only: Only = None,
+    skip: Skip = None,
+    seeds: Seeds = None,
+    data_dir: DataDir = None,
+    runs_dir: RunsDir = None,
+    function: Annotated[str | None, typer.Option("--evaluate", hidden=True)] = None,
+) -> None:
+    """Score existing checkpoints at other steps or on other benchmarks. Nothing is trained."""
+    sampling = {"samples": samples, "limit": limit, "max_tokens": max_tokens}
+    given = {name: value for name, value in sampling.items() if value is not None}
+    if given and benchmarks is None:
+        raise UserError("--samples, --limit and --max-tokens go with --benchmarks: the grid's own are as it says")
+    if data_dir is not None and not data_dir.is_dir():
+        raise UserError(f"--data-dir: there is no folder {data_dir}")
+    chosen = choose(config, grid, only, skip, seeds, runs_dir)
+    from orchestrator import tasks
+    from orchestrator.evaluate_checkpoints import score_checkpoints
+
+    all_well = score_checkpoints(
+        chosen, pick(chosen.cells, cells), steps, benchmarks, given,
+        data_dir.absolute() if data_dir else None, function or tasks.EVALUATE,
+    )  # fmt: skip
+    raise typer.Exit(0 if all_well else 1)
+
+
 def _find_model(model: str, gguf_file: str | None) -> tuple[str | dict[str, Any], str | None]:
     """What to load, and the prompt template that belongs to it. A name without a slash is never a hub id."""
     if not Path(model).exists() and "/" not in model:
@@ -135,9 +179,7 @@ def _find_model(model: str, gguf_file: str | None) -> tuple[str | dict[str, Any]
     return {"path" if Path(model).is_dir() else "hub_id": model, "gguf_file": gguf_file}, None
 
 
-def _table(benchmarks: dict[str, Any]) -> "Table":
-    from rich.table import Column, Table
-
+def _table(benchmarks: dict[str, Any]) -> Table:
     first = Column("benchmark", no_wrap=True)
     table = Table(first, "score", "error", "95 % interval", "problems", "tokens", "truncated")
     for name, scores in benchmarks.items():

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from orchestrator.config import Config
+from orchestrator.config import Config, load_config
 from orchestrator.errors import UserError
 from orchestrator.grid import Cell, expand
 from orchestrator.options import EXPERIMENTS, ConfigFile
+from trainers.recipe import Recipe
 
 if TYPE_CHECKING:
     from orchestrator.placement import Resources
@@ -48,7 +49,6 @@ def _too_large(
     """Why a grid cannot run here, in a few words; empty if it can."""
     from orchestrator.cluster import check_demand
     from orchestrator.memory import GIB, cell_footprint
-    from trainers.recipe import Recipe
 
     wanted = max((cell.model.workers * cell.model.gpus for cell in cells), default=0)
     had = sum(node.gpus for node in nodes.values())
@@ -94,7 +94,6 @@ def register(app: typer.Typer) -> None:
     def command(config: ConfigFile = EXPERIMENTS) -> None:
         """Print the largest grid of the study that this machine, or the cluster at RAY_ADDRESS, can hold."""
         from orchestrator.cluster import connect
-        from orchestrator.config import load_config
         from orchestrator.placement import Resources
 
         loaded = load_config(config)
